@@ -1,0 +1,167 @@
+"""Who is who, how do the ranks find each other, and which of them talk together?
+
+Pictures of membership: the map from rank to node and GPU, the rendezvous at a store, and subgroups. Each
+function takes the data it shows and returns a matplotlib `Figure`.
+
+Read next: `training.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import cos, pi, sin
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+
+from ddp_course.draw.style import (
+    FAINT,
+    HEADING,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    label,
+    rank_colour,
+    tint,
+)
+
+
+def rank_map(world_size: int, nodes: int, show: int | None = None) -> Figure:
+    """Which rank sits on which GPU of which node, when every node has the same number of GPUs.
+
+    Args:
+        world_size: ranks in all.
+        nodes: machines; must divide `world_size`.
+        show: a rank to point out; None for no one.
+    Raises:
+        ValueError: `nodes` does not divide `world_size`.
+    """
+    if nodes < 1 or world_size % nodes:
+        raise ValueError(f"{nodes} nodes cannot share {world_size} ranks evenly; choose a divisor")
+    local_world_size = world_size // nodes
+    figure, ax = canvas(2.35)
+    node_width = (WIDTH - 0.2 - 0.2 * (nodes - 1)) / nodes
+    cell = (node_width - 0.2) / local_world_size
+    for rank in range(world_size):
+        node, local_rank = divmod(rank, local_world_size)
+        left = 0.1 + node * (node_width + 0.2)
+        if local_rank == 0:
+            box(ax, left, 0.1, node_width, 2.15, fill=False)
+            label(ax, left + 0.15, 2.02, f"node {node}", bold=True, align="left")
+        chosen = rank == show
+        x = left + 0.1 + cell * local_rank + 0.05
+        box(ax, x, 0.22, cell - 0.1, 1.58, colour=rank_colour(rank), fill=show is None or chosen)
+        middle = x + (cell - 0.1) / 2
+        label(ax, middle, 1.5, f"rank {rank}", bold=True, size=HEADING if chosen else LABEL)
+        label(ax, middle, 1.02, f"local\nrank {local_rank}", size=SMALL)
+        label(ax, middle, 0.47, f"cuda:{local_rank}", size=SMALL - 1, mono=True, ink=MUTED)
+    return figure
+
+
+def rendezvous(world_size: int, store: str, keys: Sequence[str] = ()) -> Figure:
+    """How ranks that know nothing of each other form a group: through a store first, then directly.
+
+    Args:
+        world_size: ranks that meet.
+        store: what they meet at, as the middle of the first panel names it.
+        keys: entries found in the store, shown under the first panel.
+    """
+    figure, ax = canvas(3.6)
+    thirds = (WIDTH * 0.18, WIDTH * 0.5, WIDTH * 0.82)
+    titles = (
+        "1. each rank writes its\naddress, reads the others'",
+        "2. ranks connect directly,\npair by pair",
+        "3. collectives flow\nfrom rank to rank",
+    )
+    for x, title in zip(thirds, titles, strict=True):
+        label(ax, x, 3.2, title, size=LABEL)
+    spots = [_around(thirds[0], 1.62, 0.98, rank, world_size) for rank in range(world_size)]
+    for rank, spot in enumerate(spots):
+        arrow(
+            ax,
+            _towards(spot, (thirds[0], 1.62), 0.24),
+            _towards((thirds[0], 1.62), spot, 0.42),
+            colour=rank_colour(rank),
+            both_ways=True,
+        )
+    box(ax, thirds[0] - 0.42, 1.62 - 0.2, 0.84, 0.4, store, size=SMALL)
+    _rank_dots(ax, spots)
+    for panel, (x, colour) in enumerate(zip(thirds[1:], (LINE, SHARED), strict=True)):
+        spots = [_around(x, 1.62, 0.98, rank, world_size) for rank in range(world_size)]
+        pairs = combinations(range(world_size), 2) if panel == 0 else _ring(world_size)
+        for one, two in pairs:
+            arrow(
+                ax,
+                _towards(spots[one], spots[two], 0.24),
+                _towards(spots[two], spots[one], 0.24),
+                colour=colour,
+                both_ways=panel == 0,
+                dashed=panel == 0,
+            )
+        _rank_dots(ax, spots)
+    if keys:
+        label(ax, 0.15, 0.2, "in the store: " + ", ".join(keys), size=SMALL, ink=MUTED, align="left")
+    return figure
+
+
+def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
+    """One line per group: a filled dot for each member, an empty one for each rank outside.
+
+    Args:
+        groups: the ranks of each group, by the group's name.
+        world_size: ranks in all.
+    Raises:
+        ValueError: a group names a rank that does not exist.
+    """
+    for name, members in groups.items():
+        if not set(members) <= set(range(world_size)):
+            raise ValueError(f"group {name!r}: ranks {list(members)} are not all in 0 to {world_size - 1}")
+    row, left = 0.5, 2.1
+    height = row * len(groups) + 0.6
+    figure, ax = canvas(height)
+    column = (WIDTH - left - 0.2) / world_size
+    for rank in range(world_size):
+        label(ax, left + column * (rank + 0.5), height - 0.25, f"rank {rank}", bold=True)
+    for place, (name, members) in enumerate(groups.items()):
+        y = height - 0.75 - row * place
+        centres = {rank: left + column * (rank + 0.5) for rank in range(world_size)}
+        label(ax, 0.15, y, name, align="left")
+        inside = [centres[rank] for rank in members]
+        ax.plot((min(inside), max(inside)), (y, y), color=SHARED, linewidth=2.5, zorder=1)
+        for rank, x in centres.items():
+            edge = rank_colour(rank) if rank in members else FAINT
+            face = edge if rank in members else PAPER
+            ax.add_patch(Circle((x, y), 0.15, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=2))
+    return figure
+
+
+def _around(x: float, y: float, radius: float, rank: int, world_size: int) -> tuple[float, float]:
+    start = {2: pi, 4: 0.75 * pi}.get(world_size, pi / 2)  # two ranks lie side by side, four in a square
+    angle = start - 2 * pi * rank / world_size
+    return x + radius * cos(angle), y + radius * sin(angle)
+
+
+def _towards(start: tuple[float, float], end: tuple[float, float], gap: float) -> tuple[float, float]:
+    length = ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5
+    return start[0] + (end[0] - start[0]) * gap / length, start[1] + (end[1] - start[1]) * gap / length
+
+
+def _ring(world_size: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % world_size) for rank in range(world_size)]
+
+
+def _rank_dots(ax: Axes, spots: Sequence[tuple[float, float]]) -> None:
+    for rank, (x, y) in enumerate(spots):
+        colour = rank_colour(rank)
+        ax.add_patch(Circle((x, y), 0.22, facecolor=tint(colour), edgecolor=colour, linewidth=1.4, zorder=2))
+        label(ax, x, y, str(rank), bold=True, ink=INK)

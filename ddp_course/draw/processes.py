@@ -1,0 +1,111 @@
+"""Where do the ranks live, what travels between them, and what does a missing call look like?
+
+Pictures of processes: the kernel and its ranks, one collective, and the calls each rank made before a hang.
+Each function takes the data it shows and returns a matplotlib `Figure`; nothing shown is made up here.
+
+Read next: `membership.py` (who is who), `training.py` (what a training step does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    ALARM,
+    MUTED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    label,
+    number,
+    rank_colour,
+)
+
+ROW = 0.62  # inches from one rank's box to the next
+
+
+def processes(function: str, results: Sequence[object]) -> Figure:
+    """The notebook's kernel and its ranks: the function goes out, prints and results come back.
+
+    Args:
+        function: name of the function that every rank runs.
+        results: what each rank returned, by rank; its length is the world size.
+    """
+    world_size = len(results)
+    height = ROW * world_size + 0.5
+    figure, ax = canvas(height)
+    bottom, tall = 0.1, ROW * world_size - 0.04
+    middle = bottom + tall / 2
+    box(ax, 0.1, bottom, 1.7, tall)
+    label(ax, 0.95, middle, function, mono=True)
+    box(ax, 5.6, bottom, 2.3, tall)
+    headings = {0.95: "in the notebook", 3.62: "one process per rank", 6.75: "back in the notebook"}
+    for x, heading in headings.items():
+        label(ax, x, height - 0.2, heading, bold=True)
+    for rank, result in enumerate(results):
+        centre = bottom + ROW * (world_size - 1 - rank) + (ROW - 0.04) / 2
+        colour = rank_colour(rank)
+        arrow(ax, (1.84, middle + (centre - middle) * 0.5), (2.36, centre), colour=colour)
+        box(ax, 2.4, centre - 0.23, 2.44, 0.46, colour=colour)
+        label(ax, 2.52, centre, f"rank {rank}", bold=True, align="left")
+        label(ax, 4.72, centre, f"{function}({rank}, {world_size})", mono=True, size=SMALL, align="right")
+        arrow(ax, (4.88, centre), (5.56, centre), colour=colour)
+        label(ax, 6.75, centre, f"[{rank}]  {result!r}", mono=True, size=SMALL)
+    return figure
+
+
+def all_reduce(before: Sequence[float], after: Sequence[float], operation: str = "sum") -> Figure:
+    """One all_reduce: what each rank put in, the operation, and what each rank has afterwards.
+
+    Args:
+        before: one number per rank, before the call.
+        after: one number per rank, after it.
+        operation: name of the reduction, as shown in the middle.
+    """
+    world_size, left = len(before), 0.95
+    figure, ax = canvas(2.8)
+    column = (WIDTH - left + 0.1) / world_size
+    label(ax, 0.12, 2.2, "before", ink=MUTED, align="left")
+    label(ax, 0.12, 0.34, "after", ink=MUTED, align="left")
+    box(ax, left, 1.07, column * world_size - 0.2, 0.4, f"all_reduce: {operation}", bold=True)
+    for rank, (mine, ours) in enumerate(zip(before, after, strict=True)):
+        x, colour = left + column * rank, rank_colour(rank)
+        centre = x + (column - 0.2) / 2
+        label(ax, centre, 2.62, f"rank {rank}", bold=True)
+        box(ax, x, 1.98, column - 0.2, 0.44, number(mine), colour=colour)
+        arrow(ax, (centre, 1.95), (centre, 1.5), colour=colour)
+        arrow(ax, (centre, 1.04), (centre, 0.59), colour=colour)
+        box(ax, x, 0.12, column - 0.2, 0.44, number(ours), colour=colour)
+    return figure
+
+
+def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
+    """The collectives that each rank entered, in order: a column is complete when every rank came.
+
+    Args:
+        calls: by rank, the names of the collectives it entered.
+    """
+    world_size, steps = len(calls), max(len(mine) for mine in calls)
+    height = ROW * world_size + 0.5
+    figure, ax = canvas(height)
+    left, column = 1.0, (WIDTH - 1.15) / steps
+    for step in range(steps):
+        here = sum(len(mine) > step for mine in calls)
+        verdict = "all came: done" if here == world_size else f"{here} of {world_size} came: they wait"
+        ink = MUTED if here == world_size else ALARM
+        centre = left + column * (step + 0.5) - 0.06
+        label(ax, centre, height - 0.22, f"call {step + 1}: {verdict}", size=SMALL, ink=ink)
+    for rank, mine in enumerate(calls):
+        y = 0.1 + ROW * (world_size - 1 - rank) + 0.08
+        label(ax, 0.15, y + (ROW - 0.16) / 2, f"rank {rank}", bold=True, align="left")
+        for step in range(steps):
+            place = (left + column * step, y, column - 0.12, ROW - 0.16)
+            if step < len(mine):
+                box(ax, *place, mine[step], colour=rank_colour(rank), mono=True, size=SMALL)
+            else:
+                box(ax, *place, "never came", colour=ALARM, ink=ALARM, fill=False, dashed=True, size=SMALL)
+    return figure

@@ -1,0 +1,134 @@
+"""What does a data parallel step do, what does each rank see, and what is the loss over all ranks?
+
+Pictures of training: the step, each rank's shard of the images, the losses. Each function takes the data it
+shows and returns a matplotlib `Figure`.
+
+Read next: `overview.py`, the picture of the README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    INK,
+    LABEL,
+    MUTED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    number,
+    rank_colour,
+)
+
+
+def data_parallel_step(
+    before: Sequence[float],
+    shards: Sequence[object],
+    gradients: Sequence[float],
+    averaged: Sequence[float],
+    after: Sequence[float],
+) -> Figure:
+    """One training step on every rank: same weight, own shard, own gradient, mean, same weight.
+
+    Args:
+        before: the weight of each rank before the step.
+        shards: what each rank trains on, as the picture shall write it.
+        gradients: each rank's own gradient.
+        averaged: each rank's gradient after the all_reduce.
+        after: the weight of each rank after the step.
+    """
+    figure, ax = canvas(4.3)
+    rows = (
+        ("weight", before, True),
+        ("its shard", shards, False),
+        ("its own gradient", gradients, False),
+        ("gradient, averaged", averaged, True),
+        ("weight, updated", after, True),
+    )
+    heights = (3.5, 2.75, 2.0, 0.85, 0.1)
+    left, world_size = 2.1, len(before)
+    column = (WIDTH - left + 0.1) / world_size
+    for (name, values, shared), y in zip(rows, heights, strict=True):
+        equal = "the same on all ranks" if len(set(values)) == 1 else "not the same on all ranks"
+        label(ax, 0.12, y + 0.33, name, align="left", bold=True)
+        note = equal if shared else "each rank has its own"
+        label(ax, 0.12, y + 0.1, note, align="left", size=SMALL, ink=MUTED)
+        for rank, value in enumerate(values):
+            box(ax, left + column * rank, y, column - 0.2, 0.44, number(value), colour=rank_colour(rank))
+    between = "all_reduce, then divide by the number of ranks"
+    box(ax, left, 1.5, column * world_size - 0.2, 0.28, between, size=SMALL)
+    for rank in range(world_size):
+        x, colour = left + column * rank + (column - 0.2) / 2, rank_colour(rank)
+        label(ax, x, 4.12, f"rank {rank}", bold=True)
+        for start, end in ((3.48, 3.21), (2.73, 2.46), (1.98, 1.8), (1.48, 1.31), (0.83, 0.56)):
+            arrow(ax, (x, start), (x, end), colour=colour)
+    return figure
+
+
+def shards(
+    images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indices: Sequence[Sequence[int]]
+) -> Figure:
+    """The first images of each rank's shard: one row a rank, the label above each image, its index below.
+
+    Args:
+        images: by rank, an array of shape (images, height, width).
+        labels: by rank, the class of each image.
+        indices: by rank, the place of each image in the dataset.
+    """
+    world_size, count, row = len(images), len(images[0]), 1.2
+    height = row * world_size + 0.08
+    figure, ax = canvas(height)
+    left = 1.0
+    column = (WIDTH - left - 0.1) / count
+    side = min(0.62, column - 0.1)
+    for rank in range(world_size):
+        base = height - row * (rank + 1)
+        box(ax, 0.08, base + 0.04, WIDTH - 0.16, row - 0.1, colour=rank_colour(rank))
+        label(ax, 0.2, base + 0.58, f"rank {rank}", bold=True, align="left")
+        for place in range(count):
+            x = left + column * (place + 0.5)
+            _image(ax, images[rank][place], x - side / 2, base + 0.27, side)
+            label(ax, x, base + 1.0, str(labels[rank][place]), size=SMALL)
+            label(ax, x, base + 0.15, f"#{indices[rank][place]}", size=SMALL - 1, ink=MUTED)
+    return figure
+
+
+def _image(ax: Axes, pixels: np.ndarray, x: float, y: float, side: float) -> None:
+    extent = (x, x + side, y, y + side)
+    ax.imshow(pixels, cmap="gray_r", extent=extent, aspect="auto", zorder=3, interpolation="nearest")
+
+
+def losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str = "epoch") -> Figure:
+    """The loss of each rank, thin, and the mean over the ranks, thick.
+
+    Args:
+        by_rank: for each rank, its own loss at each point.
+        mean: the mean over ranks at each point, as the ranks reduced it.
+        unit: what the points are: "epoch", "step".
+    """
+    figure, ax = chart(3.0)
+    plot_losses(ax, by_rank, mean, unit)
+    return figure
+
+
+def plot_losses(ax: Axes, by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str) -> None:
+    """Draw what `losses` shows into axes of a larger picture."""
+    points = range(1, len(mean) + 1)
+    for rank, mine in enumerate(by_rank):
+        colour = rank_colour(rank)
+        ax.plot(points, mine, color=colour, linewidth=1.3, marker="o", markersize=3.5, label=f"rank {rank}")
+    ax.plot(points, mean, color=INK, linewidth=2.4, label="mean over ranks", zorder=1)
+    ax.set_xlabel(unit, color=MUTED, fontsize=LABEL)
+    ax.set_ylabel("training loss", color=MUTED, fontsize=LABEL)
+    ax.set_ylim(bottom=0)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.legend(frameon=False, fontsize=SMALL)

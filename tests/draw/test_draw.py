@@ -1,0 +1,161 @@
+"""Do the pictures build, show the data they were given, and stay readable?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from ddp_course import draw
+from ddp_course.draw import style
+
+IMAGES = np.arange(4 * 8 * 8, dtype=float).reshape(4, 8, 8)
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def pictures():
+    """Each picture with small and with large data, by name; closed when the next is asked for."""
+    for name, figure in _pictures():
+        yield name, figure
+        plt.close(figure)
+
+
+def _pictures():
+    for world_size in (1, 2, 4, 8):
+        ranks = range(world_size)
+        yield f"processes {world_size}", draw.processes("hello", [f"rank {rank}" for rank in ranks])
+        yield (
+            f"all_reduce {world_size}",
+            draw.all_reduce([float(rank) for rank in ranks], [28.0] * world_size),
+        )
+        yield f"rank_map {world_size}", draw.rank_map(world_size, nodes=min(2, world_size), show=0)
+        yield f"subgroups {world_size}", draw.subgroups({"all of them": list(ranks)}, world_size)
+        yield f"losses {world_size}", draw.losses([[2.0, 1.0]] * world_size, [2.0, 1.0])
+        yield (
+            f"shards {world_size}",
+            draw.shards(
+                [IMAGES] * world_size, [[0, 1, 2, 9]] * world_size, [[0, 10, 1000, 1796]] * world_size
+            ),
+        )
+    for world_size in (2, 4):
+        numbers = [-1.125] * world_size
+        yield f"step {world_size}", draw.data_parallel_step(numbers, ["x = 1"] * world_size, *[numbers] * 3)
+        yield (
+            f"calls {world_size}",
+            draw.collective_calls([["all_reduce"] * 3] * (world_size - 1) + [["barrier"]]),
+        )
+        yield f"rendezvous {world_size}", draw.rendezvous(world_size, "a file", ["0/rank 0", "0/rank 1"])
+
+
+def test_no_text_collides_leaves_its_box_or_leaves_the_page():
+    problems = {name: draw.text_problems(figure) for name, figure in pictures()}
+    assert {name: found for name, found in problems.items() if found} == {}
+
+
+def test_the_check_finds_what_a_reader_would_not_like():
+    figure, ax = style.canvas(2.0)
+    style.box(ax, 1.0, 0.5, 0.3, 0.3, "much too long for this box")
+    style.label(ax, 4.0, 1.5, "one text")
+    style.label(ax, 4.1, 1.5, "upon another")
+    style.label(ax, 7.9, 1.0, "over the edge")
+    assert draw.text_problems(figure) == [
+        "'one text' collides with 'upon another'",
+        "'much too long for this box' sticks out of its box",
+        "'over the edge' leaves the page",
+    ]
+
+
+def test_pictures_fit_a_notebook(tmp_path):
+    for number, (name, figure) in enumerate(pictures()):
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        pixels = figure.get_figwidth() * figure.dpi
+        assert pixels <= 800, f"{name} is {pixels:g} pixels wide"
+        assert path.stat().st_size < 60_000, f"{name} takes {path.stat().st_size} bytes"
+
+
+def test_the_map_of_8_ranks_on_2_nodes_restarts_the_local_rank_on_each_node():
+    texts = draw.texts_of(draw.rank_map(8, nodes=2))
+    assert [text for text in texts if text.startswith("rank")] == [f"rank {rank}" for rank in range(8)]
+    local = [text for text in texts if text.startswith("local")]
+    assert local == [f"local\nrank {rank}" for rank in (0, 1, 2, 3, 0, 1, 2, 3)]
+    assert [text for text in texts if text.startswith("node")] == ["node 0", "node 1"]
+    assert texts.index("node 1") > texts.index("rank 3")
+
+
+def test_the_map_refuses_nodes_that_do_not_divide():
+    with pytest.raises(ValueError, match="3 nodes cannot share 8 ranks evenly"):
+        draw.rank_map(8, nodes=3)
+
+
+def test_processes_shows_each_rank_its_call_and_its_result():
+    texts = draw.texts_of(draw.processes("square", [0, 1, 4]))
+    assert [text for text in texts if text.startswith("square(")] == [
+        f"square({rank}, 3)" for rank in range(3)
+    ]
+    assert [text for text in texts if text.startswith("[")] == ["[0]  0", "[1]  1", "[2]  4"]
+
+
+def test_a_call_that_one_rank_skipped_is_marked_where_it_is_missing():
+    texts = draw.texts_of(
+        draw.collective_calls([["broadcast", "all_reduce"], ["broadcast"], ["broadcast", "all_reduce"]])
+    )
+    assert [text for text in texts if text.startswith("call")] == [
+        "call 1: all came: done",
+        "call 2: 2 of 3 came: they wait",
+    ]
+    assert texts.count("never came") == 1
+    after_rank_1 = texts[texts.index("rank 1") :]
+    assert after_rank_1[:3] == ["rank 1", "broadcast", "never came"]
+
+
+def test_a_step_says_when_replicas_are_not_the_same():
+    def notes(after):
+        figure = draw.data_parallel_step([1.0, 1.0], ["a", "b"], [2.0, 4.0], [3.0, 3.0], after)
+        return [text for text in draw.texts_of(figure) if "same on all ranks" in text]
+
+    assert notes([0.7, 0.7]) == ["the same on all ranks"] * 3
+    assert notes([0.7, 0.7001]) == ["the same on all ranks"] * 2 + ["not the same on all ranks"]
+
+
+def test_subgroups_fill_the_dots_of_members_only():
+    figure = draw.subgroups({"even": [0, 2], "odd": [1, 3]}, 4)
+    dots = [patch for patch in figure.axes[0].patches if isinstance(patch, matplotlib.patches.Circle)]
+    filled = [matplotlib.colors.to_hex(dot.get_facecolor()).lower() != style.PAPER for dot in dots]
+    assert filled == [True, False, True, False, False, True, False, True]
+    with pytest.raises(ValueError, match=r"group 'odd': ranks \[1, 4\] are not all in 0 to 3"):
+        draw.subgroups({"odd": [1, 4]}, 4)
+
+
+def test_losses_plots_the_numbers_it_was_given():
+    lines = draw.losses([[3.0, 1.0], [2.0, 2.0]], mean=[2.5, 1.5]).axes[0].lines
+    assert {line.get_label(): list(line.get_ydata()) for line in lines} == {
+        "rank 0": [3.0, 1.0],
+        "rank 1": [2.0, 2.0],
+        "mean over ranks": [2.5, 1.5],
+    }
+
+
+def test_shards_shows_each_ranks_own_images_labels_and_indices():
+    figure = draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 2], [1, 3]])
+    texts = draw.texts_of(figure)
+    assert texts == ["rank 0", "5", "#0", "6", "#2", "rank 1", "7", "#1", "8", "#3"]
+    shown = [image.get_array() for image in figure.axes[0].images]
+    assert all(np.array_equal(one, two) for one, two in zip(shown, IMAGES, strict=True))
+
+
+def test_ranks_keep_their_colour_and_the_first_eight_differ():
+    assert len({draw.rank_colour(rank) for rank in range(8)}) == 8
+    assert draw.rank_colour(3) == draw.rank_colour(11)
+
+
+def test_all_reduce_shows_what_went_in_and_what_came_out():
+    texts = draw.texts_of(draw.all_reduce([1.0, 2.5], [3.5, 3.5], operation="sum"))
+    assert texts == ["before", "after", "all_reduce: sum", "rank 0", "1", "3.5", "rank 1", "2.5", "3.5"]

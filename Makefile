@@ -13,7 +13,7 @@ EXTRAS := course,instructor,dev
 ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test check notebooks exercises grade bench versions clean FORCE
+.PHONY: help env lab test check lint notebooks exercises grade bench versions clean FORCE
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,44 @@ env: .venv/installed  ## Set the environment up in .venv, and nothing more (TORC
 torch_flags = $(if $(filter default,$(TORCH)),,--torch-backend $(TORCH)) \
 	$(if $(filter $(TORCH),$(shell cat .venv/torch-build 2>/dev/null || echo default)),,--reinstall-package torch --reinstall-package torchvision)
 
-versions:  ## Choose the newest versions again, for every platform, and write versions.txt.
+lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its address is printed.
+	@echo "JupyterLab opens lesson 00. Where no browser opens, visit the address it prints. Ctrl-C twice ends it."
+	@$(ACTIVATED) $(BIN)/jupyter lab --ip=127.0.0.1 $(LAB_FLAGS) notebooks/00_start_here.ipynb
+
+# JupyterLab refuses to start as root (in a container, say) unless it is told. It serves this machine alone,
+# and asks for its token, either way.
+LAB_FLAGS ?=
+ifeq ($(shell id -u),0)
+override LAB_FLAGS += --allow-root
+endif
+
+test: env lint  ## Run every check: lint, tests, the stored outputs of every lesson, the exercises.
+	$(ACTIVATED) $(BIN)/python -m pytest --nbval tests notebooks
+
+check: env lint  ## Run the fast half of the checks.
+	$(ACTIVATED) $(BIN)/python -m pytest -q -m "not slow and not gpu and not cluster" tests
+
+lint: env
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+
+notebooks: env  ## Run the lessons again and store what they print (LESSONS="notebooks/03_*.ipynb": only those).
+	$(ACTIVATED) $(BIN)/python tests/notebooks/execute.py $(LESSONS)
+
+exercises: env  ## Generate exercises/ from solutions/.
+	$(ACTIVATED) $(BIN)/python -m ddp_course.grading.release
+
+grade: env  ## Grade a class (SUBMISSIONS=folder): marks into the gradebook, feedback as HTML.
+	$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS)
+
+bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
+	$(ACTIVATED) $(BIN)/python tests/benchmarks/run.py
+
+versions: env  ## Choose the newest versions again, for every platform, and write versions.txt.
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \
 	  --no-header --no-annotate --no-emit-index-url --quiet --output-file versions.txt
+
+clean:  ## Remove the environment and every cache.
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	find ddp_course notebooks solutions exercises tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+	  -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,93 @@
+"""The rules for what a lesson stores: everything was run, everything is compared, nothing is too large."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.notebooks import execute
+
+LESSONS = sorted((execute.ROOT / "notebooks").glob("*.ipynb"))
+MAX_BYTES = 400 * 1024
+MAX_CELL_LINES = 15
+MAX_UNCOMPARED = 0.20
+IGNORED = "nbval-ignore-output"
+KNOWN_TAGS = {IGNORED, "raises-exception"}
+
+each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+
+
+def cells_of(path: Path, kind: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_the_lessons_are_there():
+    names = [path.name for path in LESSONS]
+    assert {"00_start_here.ipynb", "03_process_groups.ipynb"} <= set(names)
+    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", name) for name in names)
+
+
+@each_lesson
+def test_every_code_cell_was_run_in_order(path):
+    # nbval never compares a cell without a number, and says nothing about it.
+    code = cells_of(path, "code")
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert all(cell.source.strip() for cell in code), "a code cell is empty"
+    assert any(cell.outputs for cell in code), "no outputs are stored: make notebooks"
+
+
+@each_lesson
+def test_only_expected_failures_are_stored(path):
+    for cell in cells_of(path, "code"):
+        raised = any(output.output_type == "error" for output in cell.outputs)
+        assert raised == ("raises-exception" in cell.metadata.get("tags", [])), cell.source
+
+
+@each_lesson
+def test_no_tag_or_comment_hides_a_cell_from_nbval(path):
+    for cell in cells_of(path, "code"):
+        assert set(cell.metadata.get("tags", [])) <= KNOWN_TAGS, cell.source
+        assert not re.search(r"#+\s*(NBVAL_|PYTEST_VALIDATE)", cell.source), cell.source
+
+
+@each_lesson
+def test_at_least_80_percent_of_outputs_are_compared_and_the_others_say_why_not(path):
+    shown = [cell for cell in cells_of(path, "code") if cell.outputs]
+    ignored = [cell for cell in shown if IGNORED in cell.metadata.get("tags", [])]
+    assert len(ignored) <= MAX_UNCOMPARED * len(shown)
+    for cell in ignored:
+        why = cell.metadata.get("reason") or re.search(r"# Not compared: \w+", cell.source)
+        assert why, (
+            f"give the cell a comment, '# Not compared: ...', or a metadata entry 'reason':\n{cell.source}"
+        )
+
+
+@each_lesson
+def test_cells_and_file_are_small(path):
+    assert path.stat().st_size < MAX_BYTES
+    for cell in cells_of(path, "code"):
+        assert cell.source.count("\n") + 1 <= MAX_CELL_LINES, cell.source
+
+
+@each_lesson
+def test_it_has_a_title_sections_and_a_picture(path):
+    text = "\n".join(cell.source for cell in cells_of(path, "markdown"))
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
+    assert 3 <= len(re.findall(r"^## ", text, re.MULTILINE)) <= 6
+    outputs = [output for cell in cells_of(path, "code") for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs), "no picture"
+
+
+@each_lesson
+def test_ids_are_its_own_and_metadata_is_tidy(path):
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    ids = [cell.get("id") for cell in raw["cells"]]
+    assert None not in ids and len(set(ids)) == len(ids)
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    tidied = nbformat.from_dict(notebook)
+    execute.tidy(tidied)
+    assert notebook == tidied, "make notebooks would store it differently"

@@ -1,10 +1,11 @@
 """The small networks that the lessons train.
 
-`MLP` learns the 8x8 digits in seconds on two laptop cores. `resnet18_small` is torchvision's ResNet-18 with its
-first layers fitted to small images. Both end in one score per class, without a softmax: the loss applies it.
+`MLP` learns the 8x8 digits in seconds on two laptop cores. `resnet18_small` is torchvision's ResNet-18 with
+its first layers fitted to small images. Both end in one score per class, without a softmax: the loss applies
+it.
 
-BatchNorm is an option in the MLP and built into the ResNet. It is the one layer here whose result depends on the
-other rows of the batch, so it is the one layer that notices how the batch was divided among the ranks.
+BatchNorm is an option in the MLP and built into the ResNet. It is the one layer here whose result depends on
+the other rows of the batch, so it is the one layer that notices how the batch was divided among the ranks.
 
 Left out on purpose: DDP. A model does not know that it is replicated; `train.py` wraps it.
 
@@ -54,9 +55,9 @@ def hidden_layer(in_features: int, out_features: int, batchnorm: bool) -> list[n
 def resnet18_small(classes: int, in_channels: int = 3) -> nn.Module:
     """torchvision's ResNet-18, for images of about 32x32 instead of 224x224.
 
-    The original begins with a 7x7 convolution of stride 2 and a max-pool of stride 2. They quarter a photograph of
-    224 pixels to 56. They would quarter 32 pixels to 8, and the three halvings that follow would leave one pixel
-    from the third stage on. So the first convolution is 3x3 with stride 1, and the max-pool is gone.
+    The original begins with a 7x7 convolution of stride 2 and a max-pool of stride 2. Together they quarter a
+    photograph of 224 pixels to 56. They would quarter 32 pixels to 8, and the three halvings that follow
+    would leave a single pixel. So the first convolution is 3x3 with stride 1, and the max-pool is gone.
 
     Args:
         classes: K, the number of scores.

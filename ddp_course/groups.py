@@ -1,0 +1,316 @@
+"""Who am I, who else is there, and over what do we talk?
+
+A rank is one process of a job. It learns its place from the launcher (`Place`), meets the others at
+a key-value store (the rendezvous), and from then on talks to them directly, through a process group.
+Here are the three ways to meet (a file, an address, the launcher's environment), the choice of
+backend and device, and the orderly end of a group.
+
+Left out on purpose: elastic membership, which belongs to torchrun.
+Read next: `collectives.py`, what ranks say to each other once they have met.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank stands in its job, and which device and backend it uses."""
+
+    rank: int  # 0 .. world_size - 1, over all hosts
+    world_size: int
+    local_rank: int  # 0 .. local_world_size - 1, on this host
+    local_world_size: int
+    backend: str  # "nccl" or "gloo"
+    device: torch.device
+
+    @property
+    def one_host(self) -> bool:
+        """Whether every rank of the job runs on this host."""
+        return self.local_world_size == self.world_size
+
+
+# --- Who am I? -------------------------------------------------------------------------------------
+
+
+def read_place(environ: Mapping[str, str] | None = None, backend: str | None = None) -> Place:
+    """Read this rank's place from the variables that torchrun and `launch` set.
+
+    Args:
+        environ: the variables; None means `os.environ`.
+        backend: "nccl", "gloo", or None for the best that this host allows.
+    Raises:
+        ValueError: a variable is missing or wrong; names it, what was found, and the way out.
+    """
+    environ = os.environ if environ is None else environ
+    world_size = _read_count(environ, "WORLD_SIZE", least=1)
+    local_world_size = _read_count(environ, "LOCAL_WORLD_SIZE", least=1, below=("WORLD_SIZE", world_size + 1))
+    rank = _read_count(environ, "RANK", least=0, below=("WORLD_SIZE", world_size))
+    local_rank = _read_count(environ, "LOCAL_RANK", least=0, below=("LOCAL_WORLD_SIZE", local_world_size))
+    backend = choose_backend(local_world_size, backend)
+    return Place(rank, world_size, local_rank, local_world_size, backend, choose_device(local_rank, backend))
+
+
+def _read_count(environ: Mapping[str, str], name: str, least: int, below: tuple[str, int] | None = None) -> int:
+    cure = f"start the program with torchrun or ddp_course.launch, or export {name} for every rank"
+    text = environ.get(name)
+    if text is None:
+        raise ValueError(f"{name} is not set: {cure}")
+    try:
+        value = int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text!r} is not a whole number: {cure}") from None
+    if value < least:
+        raise ValueError(f"{name}={value} is below {least}: {cure}")
+    if below and value >= below[1]:
+        limit = f"ranks count from 0 to {below[0]} - 1" if "RANK" in name else f"it cannot exceed {below[0]}"
+        shown = environ.get(below[0])
+        raise ValueError(f"{name}={value} does not fit {below[0]}={shown}: {limit}; {cure}")
+    return value
+
+
+# --- Over what do we talk? -------------------------------------------------------------------------
+
+
+def choose_backend(local_world_size: int, wanted: str | None = None) -> str:
+    """Return "nccl" when every rank of this host has a GPU, else "gloo".
+
+    Every host chooses for itself: on a job over unlike hosts, name the backend.
+
+    Raises:
+        ValueError: NCCL was asked for and there are too few GPUs, or the name is unknown.
+    """
+    gpus = torch.cuda.device_count()
+    enough = dist.is_nccl_available() and (gpus >= local_world_size or (gpus > 0 and _nccl_shares_gpus()))
+    if wanted is None:
+        return "nccl" if enough else "gloo"
+    if wanted not in ("nccl", "gloo"):
+        raise ValueError(f"backend={wanted!r} is unknown: use 'nccl' (one GPU per rank), 'gloo' (CPU) or None")
+    if wanted == "nccl" and not enough:
+        raise ValueError(
+            f"NCCL wants one GPU per rank: {local_world_size} ranks on this host, {gpus} GPUs found; "
+            + ("use backend='gloo'" if not gpus else f"use backend='gloo' or at most {gpus} ranks")
+        )
+    return wanted
+
+
+def _nccl_shares_gpus() -> bool:
+    """NCCL 2.30 lets several ranks share a GPU when asked to; older ones stop at "Duplicate GPU"."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" and torch.cuda.nccl.version() >= (2, 30)
+
+
+def choose_device(local_rank: int, backend: str) -> torch.device:
+    """Return the device of a rank: under NCCL the GPU with the number of its local rank, else the CPU."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def my_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device whose tensors `group` sends: this process's GPU under NCCL, else the CPU."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+# --- The rendezvous --------------------------------------------------------------------------------
+
+
+def join_group(place: Place, rendezvous: str = "env", address: str | None = None, timeout_s: float = 60.0) -> None:
+    """Meet all ranks of the job and open the default process group.
+
+    Args:
+        place: who this rank is.
+        rendezvous: "env" (MASTER_ADDR and MASTER_PORT, or torchrun's own store), "file" or "tcp".
+        address: for "file" a path that all ranks see and no earlier run has used; for "tcp" "HOST:PORT".
+        timeout_s: how long to wait for the others here, and later in any one collective.
+    Raises:
+        ValueError: the address or a variable is missing or wrong.
+        TimeoutError: not all ranks came in time; names the missing ones.
+        RuntimeError: ranks disagree about the world size, two claim one rank, or the port is taken.
+    Collective: every rank of the job joins once; ends with one barrier.
+    Source: torch/distributed/rendezvous.py, torch/distributed/distributed_c10d.py.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if place.one_host:
+        pin_loopback()
+    if place.backend == "nccl":
+        torch.cuda.set_device(place.device)  # before NCCL looks for the current GPU
+    store = open_store(place, rendezvous, address, timeout)
+    _meet(place, store, timeout_s)
+    device_id = place.device if place.backend == "nccl" else None
+    dist.init_process_group(
+        place.backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=device_id
+    )
+    dist.barrier()  # nobody leaves before everybody is connected
+
+
+def pin_loopback() -> None:
+    """Keep gloo's and NCCL's sockets on the loopback interface, unless the user chose another."""
+    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if name is None:
+        raise RuntimeError("this host has no loopback interface; bring it up with: ip link set lo up")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def open_store(place: Place, rendezvous: str, address: str | None, timeout: timedelta) -> dist.Store:
+    """Open the key-value store at which the ranks meet; see `join_group` for the arguments."""
+    if rendezvous == "file":
+        if not address:
+            raise ValueError("a file rendezvous needs a path that every rank can reach: address='/path/to/file'")
+        return dist.FileStore(str(address), place.world_size)
+    if rendezvous == "tcp":
+        return _tcp_store(place, *_split_address(address), timeout)
+    if rendezvous != "env":
+        raise ValueError(f"rendezvous={rendezvous!r} is unknown: use 'env', 'file' or 'tcp'")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the launcher hosts the store; we only call on it
+        return next(dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise ValueError(f"{name} is not set: start with torchrun, or export rank 0's address and port")
+    return _tcp_store(place, *_split_address(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"), timeout)
+
+
+def _split_address(address: str | None) -> tuple[str, int]:
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"address {address!r} is not HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:29500")
+    return host, int(port)
+
+
+def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
+    """Rank 0 hosts the store on the one address named; torch alone would listen on every interface."""
+    listener = listen_on(host, port).detach() if place.rank == 0 else None
+    try:
+        return dist.TCPStore(
+            host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False, master_listen_fd=listener
+        )
+    except dist.DistError as error:
+        raise TimeoutError(
+            f"rank {place.rank}: no store answered at {host}:{port} within {timeout.total_seconds():g} s; "
+            f"is rank 0 running, and is this its address? ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def listen_on(host: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """Open a listening socket on one address; port 0 takes a free port.
+
+    Raises:
+        RuntimeError: the port is taken, or the address is not this host's.
+    """
+    try:
+        return socket.create_server((host, port), backlog=128)
+    except OSError as error:
+        raise RuntimeError(
+            f"rank 0: cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
+            "give another port, or meet at a file (rendezvous='file')"
+        ) from None
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now."""
+    with listen_on() as listener:
+        return listener.getsockname()[1]
+
+
+def agent_store(world_size: int) -> tuple[dist.TCPStore, dict[str, str]]:
+    """Host a store for ranks as torchrun's agent does, and return it with the variables that lead there.
+
+    The store lives as long as the returned object, listens on loopback only, and takes a free port.
+    """
+    listener = listen_on()
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(LOOPBACK, port, world_size, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    variables = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    return store, variables | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+
+
+def _meet(place: Place, store: dist.Store, timeout_s: float) -> None:
+    """Say who we are, wait for all ranks, and refuse a job whose ranks disagree."""
+    keys = [f"ddp_course/here/{rank}" for rank in range(place.world_size)]
+    if store.add(f"ddp_course/claims/{place.rank}", 1) > 1:
+        raise RuntimeError(
+            f"rank {place.rank} was claimed twice: two processes have RANK={place.rank}, or the rendezvous was used "
+            "by an earlier run; give each process its own rank and each run its own file or port"
+        )
+    store.set(keys[place.rank], str(place.world_size))
+    with suppress(dist.DistError):  # what is missing is seen below, by name
+        store.wait(keys, timedelta(seconds=timeout_s))
+    here = [rank for rank, key in enumerate(keys) if store.check([key])]
+    for rank in here:
+        if (found := int(store.get(keys[rank]))) != place.world_size:
+            raise RuntimeError(
+                f"rank {place.rank}: expected world size {place.world_size}, rank {rank} has {found}; "
+                "start every rank with the same WORLD_SIZE"
+            )
+    if missing := sorted(set(range(place.world_size)) - set(here)):
+        raise TimeoutError(
+            f"rank {place.rank}: waited {timeout_s:g} s for {place.world_size} ranks; missing: "
+            f"{', '.join(map(str, missing))}; were all {place.world_size} started, with the same WORLD_SIZE and "
+            "the same rendezvous?"
+        )
+
+
+# --- Life and end of a group -----------------------------------------------------------------------
+
+
+def leave_group() -> None:
+    """Close the default group together. For the good path only: after an error, just let the process end.
+
+    Collective: one barrier, every rank. Without it a fast rank tears down while others still talk.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@contextmanager
+def process_group(
+    rendezvous: str = "env", address: str | None = None, backend: str | None = None, timeout_s: float = 60.0
+) -> Iterator[Place]:
+    """Join on entry and leave on a good exit: the frame of a program that torchrun starts.
+
+    Collective: see `join_group` and `leave_group`. An exception leaves at once, without any collective:
+    peers may be waiting elsewhere, and a barrier here would hide the real error.
+    """
+    place = read_place(backend=backend)
+    join_group(place, rendezvous, address, timeout_s)
+    yield place
+    leave_group()
+
+
+def subgroup_ranks(world_size: int, ranks_per_group: int) -> list[list[int]]:
+    """Cut the ranks into groups of neighbours, such as the ranks of one host.
+
+    Raises:
+        ValueError: the groups would not be of equal size.
+    """
+    if ranks_per_group < 1 or world_size % ranks_per_group:
+        raise ValueError(f"{world_size} ranks cannot be cut into groups of {ranks_per_group}: choose a divisor")
+    return [list(range(start, start + ranks_per_group)) for start in range(0, world_size, ranks_per_group)]
+
+
+def split_group(ranks_per_group: int) -> dist.ProcessGroup:
+    """Open a group for every `ranks_per_group` neighbours and return the one this rank is in.
+
+    Collective: one new_group per subgroup, in the same order on every rank of the default group, also for the
+    groups a rank is not in.
+    """
+    mine = None
+    for ranks in subgroup_ranks(dist.get_world_size(), ranks_per_group):
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            mine = group
+    return mine

@@ -1,0 +1,143 @@
+"""What happens while a call is under way on the ranks?
+
+The parent waits for all answers. A call fails in one of three ways: a rank raises, dies, or hangs. On the first
+sign of it the parent asks every rank where it is, gives them a moment to answer, and turns what it knows into
+one `RankError`. No collective is used for this: the ranks may be stuck in one.
+
+Left out on purpose: what becomes of the ranks afterwards, which `pool.py` decides.
+Read next: `pool.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from multiprocessing import connection
+from typing import Any
+
+import cloudpickle
+
+from ddp_course.launch import report
+from ddp_course.launch.flight import Line, Whereabouts
+from ddp_course.launch.processes import END_LIMIT_S, RankProcess
+from ddp_course.launch.relay import Relay
+
+SETTLE_S = 0.3  # after the first failure: time for the others to fail or finish too
+ANSWER_S = 1.0  # time for a rank to say where it is
+SHOW_EVERY_S = 0.1
+
+
+class Call:
+    """One call: the answers so far, and what is known of each rank."""
+
+    def __init__(self, ranks: list[RankProcess], relay: Relay, starting: bool = False):
+        self.ranks, self.relay, self.starting = ranks, relay, starting
+        self.answers: dict[int, Any] = {}
+        self.failures: dict[int, report.Failure] = {}  # in the order of arrival
+        self.dead: dict[int, int] = {}  # rank -> exit code, in the order of death
+        self.where: dict[int, Whereabouts] = {}
+
+    def collect(self, limit_s: float | None, timeout_s: float) -> list[Any]:
+        """Wait for every rank's answer and return them by rank; show what ranks print meanwhile.
+
+        Raises:
+            RankError: a rank raised, died or hung.
+        """
+        deadline = time.monotonic() + (float("inf") if limit_s is None else limit_s)
+        while len(self.answers) < len(self.ranks):
+            self.listen(min(SHOW_EVERY_S, max(0.0, deadline - time.monotonic())))
+            self.relay.show(set(self.answers))
+            if self.failures or self.dead:
+                raise self.explain(timeout_s)
+            if time.monotonic() > deadline:
+                raise report.over_limit(limit_s, self.whereabouts())
+        return [cloudpickle.loads(data) if data else None for _, data in sorted(self.answers.items())]
+
+    def listen(self, wait_s: float) -> None:
+        """Take in every message, and then every death, that comes within `wait_s`."""
+        alive = [rank for rank in self.ranks if rank.rank not in self.dead]
+        ready = connection.wait([x for rank in alive for x in (rank.pipe, rank.process.sentinel)], wait_s)
+        for rank in alive:
+            if rank.pipe in ready:
+                self.hear(rank)
+            elif rank.process.sentinel in ready:  # and nothing left to hear
+                rank.process.join(END_LIMIT_S)
+                self.dead[rank.rank] = rank.process.exitcode or 0
+
+    def hear(self, rank: RankProcess) -> None:
+        try:
+            word, content = rank.pipe.recv()
+        except (EOFError, OSError):
+            rank.process.join(END_LIMIT_S)
+            self.dead[rank.rank] = rank.process.exitcode or 0
+            return
+        book = {"where": self.where, "raised": self.failures, "returned": self.answers, "ready": self.answers}[word]
+        book[rank.rank] = content
+
+    def explain(self, timeout_s: float) -> report.RankError:
+        """Find the failure that caused the others."""
+        ranks = self.whereabouts()
+        if self.dead:
+            first = next(iter(self.dead))
+            return report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
+        for failure in self.failures.values():
+            if not failure.talking:
+                return report.failed(failure, ranks)
+        return report.silent(timeout_s, ranks, next(iter(self.failures.values())))
+
+    def whereabouts(self) -> list[Whereabouts]:
+        """Ask every living rank where it is, and wait until all is known or the patience ends."""
+        self.where.clear()
+        for rank in self.ranks:
+            rank.tell("where")
+        start = time.monotonic()
+        while not self.settled(time.monotonic() - start):
+            self.listen(0.02)
+        return [self.one(rank) for rank in self.ranks]
+
+    def settled(self, waited_s: float) -> bool:
+        idle = self.answers.keys() | self.failures.keys() | self.dead.keys()
+        known = self.where.keys() | self.dead.keys()
+        everybody = len(self.ranks)
+        return waited_s > ANSWER_S or len(known) == everybody and (waited_s > SETTLE_S or len(idle) == everybody)
+
+    def one(self, rank: RankProcess) -> Whereabouts:
+        """What is known of one rank, from its answer or, if it gave none, from its stack."""
+        if rank.rank in self.dead:
+            reason = report.why_died(self.dead[rank.rank])
+            return Whereabouts(rank.rank, "died", self.line_from_stack_file(rank), detail=f"died: {reason}")
+        found = self.where.get(rank.rank) or Whereabouts(rank.rank, "silent", self.line_of_silent(rank))
+        if failure := self.failures.get(rank.rank):
+            found.status, found.line = "raised", failure.line
+            found.detail = "" if failure.talking else failure.error_type
+        elif rank.rank in self.answers:
+            found.status, found.line = "returned", None
+        return found
+
+    def line_of_silent(self, rank: RankProcess) -> Line | None:
+        """Have faulthandler write the stacks of a rank whose Python threads cannot run."""
+        with suppress(OSError):
+            os.kill(rank.process.pid, signal.SIGUSR1)
+            time.sleep(SETTLE_S)
+        return self.line_from_stack_file(rank)
+
+    def line_from_stack_file(self, rank: RankProcess) -> Line | None:
+        """The main thread's line, as faulthandler wrote it on our signal or on a crash."""
+        text = (self.relay.folder / f"rank{rank.rank}.stack").read_text()
+        main_thread = text.partition("Extension modules")[0].rpartition("(most recent call first):")[2]
+        frames = re.findall(r'File "(.+?)", line (\d+) in (.+)', main_thread)
+        return report.line_of([(name, int(number), function) for name, number, function in reversed(frames)])
+
+    def in_step(self) -> bool:
+        """Whether every rank is idle, none failed by talking, and all have entered the same collectives."""
+        if self.dead or len(self.answers) + len(self.failures) < len(self.ranks):
+            return False
+        if any(failure.talking or failure.during == "start" for failure in self.failures.values()):
+            return False
+        ranks = self.whereabouts()
+        return len({tuple((c.group, c.seq) for c in w.recent) for w in ranks}) == 1 and "silent" not in {
+            w.status for w in ranks
+        }

@@ -1,0 +1,189 @@
+"""Where is this rank right now?
+
+Runs inside a rank, on its watcher thread, and answers from two sources: torch's Flight Recorder, which
+notes every collective that NCCL or gloo was given, and the main thread's Python stack. Together they say
+"in all_reduce #3 of 4 kB, at your line 7". The recorder's reader is private to torch, so it is called in
+one place only, `recorded`.
+
+Left out on purpose: point-to-point messages, which gloo does not record.
+Read next: `report.py`, which lays the answers of all ranks side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import math
+import os
+import sys
+import sysconfig
+import traceback
+from dataclasses import dataclass, field
+from types import FrameType
+
+import torch
+
+RECORDER_ENTRIES = "2000"  # how many collectives the recorder keeps
+MOST_REPORTED = 100  # how many of them a report needs
+
+_COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LAUNCH = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")})
+_ITEM_SIZE = {
+    "Float": 4,
+    "Double": 8,
+    "Half": 2,
+    "BFloat16": 2,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective as a rank entered it."""
+
+    number: int  # counts from 1 within one call of the learner's function, on each group apart
+    seq: int  # counts from 1 since the group was made: equal on all ranks that are in step
+    op: str  # "all_reduce"
+    dtype: str  # "Float"; "" for a barrier
+    sizes: tuple[tuple[int, ...], ...]  # of the input tensors
+    group: str  # "" for the default group
+    finished: bool
+
+    @property
+    def n_bytes(self) -> int:
+        """Payload of this rank, in bytes."""
+        return _ITEM_SIZE.get(self.dtype, 0) * sum(map(math.prod, self.sizes))
+
+    def __str__(self) -> str:
+        where = f" on {self.group}" if self.group else ""
+        shape = f" ({self.dtype.lower()} {', '.join(str(list(s)) for s in self.sizes)}, {_bytes(self.n_bytes)})"
+        return f"{self.op} #{self.number}{shape if self.sizes else ''}{where}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a program, as a stack shows it."""
+
+    filename: str
+    number: int
+    function: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{shown_name(self.filename)}, line {self.number}, in {self.function}: {self.source}"
+
+
+@dataclass
+class Whereabouts:
+    """What one rank was doing when it was asked."""
+
+    rank: int
+    status: str  # "running", "returned", "raised", "died" or "silent"
+    line: Line | None = None  # the learner's innermost line
+    recent: list[Collective] = field(default_factory=list)  # newest last
+    detail: str = ""  # of a rank that raised or died: how
+
+    @property
+    def waiting_in(self) -> Collective | None:
+        """The oldest collective this rank has entered and not left."""
+        return next((c for c in self.recent if not c.finished), None)
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+# --- The recorder ----------------------------------------------------------------------------------
+
+
+def switch_on_recorder() -> None:
+    """Have torch record collectives. Call it before the first process group is made."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", RECORDER_ENTRIES)
+
+
+def recorded(since_ns: int = 0) -> list[Collective]:
+    """Return the last collectives entered on each group, oldest first; those before `since_ns` only set the count.
+
+    Args:
+        since_ns: `time.time_ns()` at the start of the call.
+    """
+    base: dict[str, int] = {}
+    found = []
+    for entry in _entries():
+        group, seq = entry["process_group"][0], entry["collective_seq_id"]
+        if entry["is_p2p"]:
+            continue
+        if entry["time_created_ns"] < since_ns:
+            base[group] = seq
+        else:
+            found.append(_collective(entry, seq - base.get(group, 0)))
+    return found[-MOST_REPORTED:]
+
+
+def _collective(entry: dict, number: int) -> Collective:
+    group, description = entry["process_group"]
+    return Collective(
+        number=number,
+        seq=entry["collective_seq_id"],
+        op=entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
+        dtype=next(iter(entry["input_dtypes"]), ""),
+        sizes=tuple(tuple(size) for size in entry["input_sizes"]),
+        group="" if description == "default_pg" else f"subgroup {group}",
+        finished=bool(entry["retired"]) or entry["state"] == "completed",
+    )
+
+
+def _entries() -> list[dict]:
+    # The reader is private to torch; tests hold it to its word on the oldest and the newest torch we support.
+    return json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get("entries", [])
+
+
+# --- The stack -------------------------------------------------------------------------------------
+
+
+def own_line(stack: traceback.StackSummary) -> Line | None:
+    """Return the innermost line that the learner wrote; if there is none, the course's innermost one."""
+    frames = [frame for frame in reversed(stack) if not frame.filename.startswith(("<frozen", _LAUNCH))]
+    mine = [f for f in frames if not f.filename.startswith((*_LIBRARIES, _COURSE, "<string>"))]
+    course = [f for f in frames if f.filename.startswith(_COURSE)]
+    return next((Line(f.filename, f.lineno or 0, f.name, (f.line or "").strip()) for f in [*mine, *course]), None)
+
+
+def stack_of(thread_id: int) -> traceback.StackSummary:
+    """Return the Python stack of a thread of this process, outermost frame first."""
+    frame: FrameType | None = sys._current_frames().get(thread_id)
+    return (
+        traceback.StackSummary.extract(reversed(list(traceback.walk_stack(frame))))
+        if frame
+        else traceback.StackSummary()
+    )
+
+
+def shown_name(filename: str) -> str:
+    """Name a file as the learner knows it: a notebook's cell is "the cell", not a temporary file."""
+    if "ipykernel_" in filename or filename.startswith("<ipython-input") or filename.startswith("<ranks"):
+        return "the cell"
+    inside = os.path.relpath(filename, os.path.dirname(_COURSE)) if filename.startswith(_COURSE) else filename
+    return inside if filename.startswith(_COURSE) else os.path.basename(filename)
+
+
+def cell_sources() -> dict[str, list[str]]:
+    """Return the source lines of all notebook cells known here, for ranks to show in their tracebacks."""
+    return {
+        name: entry[2] for name, entry in linecache.cache.items() if len(entry) == 4 and shown_name(name) == "the cell"
+    }
+
+
+def learn_sources(sources: dict[str, list[str]]) -> None:
+    """Make the lines of `cell_sources` known to this process's tracebacks."""
+    for name, lines in sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)

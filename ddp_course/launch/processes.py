@@ -1,0 +1,84 @@
+"""How do rank processes come up, and how do they go away?
+
+They come up through `torch.multiprocessing`: `spawn` starts fresh interpreters, `forkserver` forks a helper
+that has imported torch already and has never touched CUDA. They go away together, with all their children,
+whatever state they are in.
+
+Left out on purpose: `fork`, which CUDA refuses and which hangs after a multi-threaded product in the parent.
+Read next: `call.py`, one call under way on these processes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing as mp
+
+from ddp_course.launch.worker import Settings, rank_main
+
+END_LIMIT_S = 5.0  # for the orderly end; then SIGKILL
+_PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "ddp_course.launch.worker"]
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """The parent's hold on one rank."""
+
+    rank: int
+    process: BaseProcess
+    pipe: Connection
+
+    def tell(self, word: str, content: Any = None) -> None:
+        """Send a message; a rank that is gone is noticed by its sentinel, not here."""
+        with suppress(OSError):
+            self.pipe.send((word, content))
+
+
+def start(settings: Settings, start_method: str) -> list[RankProcess]:
+    """Start all ranks; they are up when each has said "ready" through its pipe."""
+    ours, theirs = zip(*(get_context("spawn").Pipe() for _ in range(settings.world_size)), strict=True)
+    if start_method == "forkserver":
+        # Heavy imports happen once, in the server: `_dynamo` too, or every rank's first optimizer step pays for it.
+        get_context("forkserver").set_forkserver_preload(_PRELOADED)
+        context = mp.start_processes(
+            rank_main, (settings, theirs), settings.world_size, join=False, start_method="forkserver"
+        )
+    else:
+        context = mp.spawn(rank_main, (settings, theirs), settings.world_size, join=False)
+    for pipe in theirs:
+        pipe.close()  # a rank's own end is then the only one, and its death breaks the pipe
+    return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)]
+
+
+def end_in_order(ranks: list[RankProcess]) -> None:
+    """Have the ranks close their group and leave; whoever needs longer than `END_LIMIT_S` is left to `end_now`."""
+    for rank in ranks:
+        rank.tell("end")
+    deadline = time.monotonic() + END_LIMIT_S
+    for rank in ranks:
+        rank.process.join(max(0.0, deadline - time.monotonic()))
+
+
+def end_now(ranks: list[RankProcess], folder: Path, owner: int) -> None:
+    """Kill whatever is left of the ranks, their children included, and remove their folder."""
+    if os.getpid() != owner:
+        return  # a fork of the parent: the ranks are not its own
+    for rank in ranks:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(rank.process.pid, signal.SIGKILL)
+        rank.process.kill()  # it may not have become the head of its process group yet
+    for rank in ranks:
+        rank.process.join()
+        rank.process.close()
+        rank.pipe.close()
+    shutil.rmtree(folder, ignore_errors=True)

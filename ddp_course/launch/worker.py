@@ -1,0 +1,193 @@
+"""What runs inside each rank: join the group, wait for calls, answer, and never outlive the parent.
+
+The main thread runs the learner's functions. A watcher thread reads the pipe to the parent, so that a rank
+answers "where are you?" in the middle of a hang, and ends itself at once when the pipe breaks, because then
+the parent is gone.
+
+Left out on purpose: any collective after an error; peers may be waiting elsewhere.
+Read next: `pool.py`, the parent's side of the pipe.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import torch
+from torch.multiprocessing import _prctl_pr_set_pdeathsig
+
+from ddp_course import groups
+from ddp_course.launch import flight, report
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the parent tells every rank when it starts."""
+
+    world_size: int
+    backend: str
+    init: bool  # open a process group before the first call
+    rendezvous: str
+    folder: str  # private to this set of ranks: outputs, stacks, the rendezvous file
+    timeout_s: float
+    threads: int
+    environ: dict[str, str]  # of the parent, now: a fork server's copy may be old
+    end_with_thread: bool  # the parent's main thread started us, so its end is the parent's end
+
+
+def rank_main(rank: int, settings: Settings, pipes: list[Connection]) -> None:
+    """The whole life of one rank, as `torch.multiprocessing.spawn` starts it."""
+    pipe = _keep_own_pipe(rank, pipes)
+    _take_own_session(settings)
+    _write_to_own_files(rank, settings.folder)
+    _set_environment(rank, settings)
+    _Rank(rank, settings, pipe).live()
+
+
+def _keep_own_pipe(rank: int, pipes: list[Connection]) -> Connection:
+    """Close the other ranks' ends: a pipe breaks only when nobody else holds it."""
+    for other, pipe in enumerate(pipes):
+        if other != rank:
+            pipe.close()
+    return pipes[rank]
+
+
+def _take_own_session(settings: Settings) -> None:
+    """Be the head of a process group, so that the parent can end this rank with all its children.
+
+    Ctrl-C then reaches the parent alone, which ends the ranks in order. The last resort is the kernel's: it
+    kills a rank whose parent is gone even when the rank is deep in compiled code.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        _prctl_pr_set_pdeathsig(signal.SIGKILL if settings.end_with_thread else 0)
+
+
+def _write_to_own_files(rank: int, folder: str) -> None:
+    """Send stdout and stderr, compiled code's too, to a file that survives this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out = os.open(f"{folder}/rank{rank}.out", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    stacks = open(f"{folder}/rank{rank}.stack", "w")  # noqa: SIM115  (lives as long as the rank)
+    faulthandler.enable(stacks)  # on a crash in compiled code
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+
+
+def _set_environment(rank: int, settings: Settings) -> None:
+    os.environ.update(settings.environ)
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank}.items():
+        os.environ[name] = str(value)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ[name] = str(settings.world_size)
+    torch.set_num_threads(settings.threads)
+    groups.pin_loopback()
+    flight.switch_on_recorder()
+
+
+class _Rank:
+    def __init__(self, rank: int, settings: Settings, pipe: Connection):
+        self.rank, self.settings, self.pipe = rank, settings, pipe
+        self.calls: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self.sending = threading.Lock()
+        self.main_thread = threading.get_ident()
+        self.called_ns = time.time_ns()  # when the present call began
+
+    # --- main thread
+
+    def live(self) -> None:
+        threading.Thread(target=self.watch, name="ddp_course watcher", daemon=True).start()
+        try:
+            self.join()
+            self.send("ready", None)
+        except BaseException as error:  # whatever it is, the parent must hear of it
+            self.send("raised", report.describe(error, self.rank, during="start"))
+        while call := self.calls.get():
+            self.send(*self.answer(*call))
+        self.leave()
+
+    def join(self) -> None:
+        if self.settings.init:
+            place = groups.read_place(backend=self.settings.backend)
+            address = f"{self.settings.folder}/rendezvous" if self.settings.rendezvous == "file" else None
+            groups.join_group(place, self.settings.rendezvous, address, self.settings.timeout_s)
+
+    def answer(self, payload: bytes, sources: dict[str, list[str]]) -> tuple[str, Any]:
+        """Run one call of the learner's and return what to tell the parent."""
+        self.called_ns = time.time_ns()
+        flight.learn_sources(sources)
+        try:
+            fn, args = cloudpickle.loads(payload)
+            result = fn(self.rank, self.settings.world_size, *args)
+        except BaseException as error:  # SystemExit too: a rank answers, it does not leave
+            return "raised", report.describe(error, self.rank)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return self.packed(fn, result)
+
+    def packed(self, fn: Callable, result: Any) -> tuple[str, Any]:
+        try:
+            return "returned", cloudpickle.dumps(result)
+        except Exception as error:
+            name = getattr(fn, "__name__", "the function")
+            sentence = (
+                f"rank {self.rank}: {name} returned a {type(result).__name__} that cannot travel to the parent "
+                f"process ({error}); return numbers, strings, tensors, arrays or containers of them"
+            )
+            return "raised", report.describe(TypeError(sentence), self.rank, during="result")
+
+    def leave(self) -> None:
+        """End without the interpreter's own teardown, in which a DDP object's last threads may abort."""
+        groups.leave_group()
+        sys.stdout.flush()
+        os._exit(0)
+
+    # --- watcher thread
+
+    def watch(self) -> None:
+        while True:
+            try:
+                word, content = self.pipe.recv()
+            except (EOFError, OSError):
+                self.end_orphaned()
+            if word == "call":
+                self.calls.put(content)
+            elif word == "where":
+                self.send("where", self.where())
+            elif word == "end":
+                self.calls.put(None)
+
+    def where(self) -> flight.Whereabouts:
+        line = flight.own_line(flight.stack_of(self.main_thread))
+        return flight.Whereabouts(self.rank, "running", line, flight.recorded(self.called_ns))
+
+    def end_orphaned(self) -> None:
+        """The parent is gone: leave nothing behind."""
+        if self.rank == 0:
+            shutil.rmtree(self.settings.folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
+
+    def send(self, word: str, content: Any) -> None:
+        try:
+            with self.sending:
+                self.pipe.send((word, content))
+        except OSError:  # the parent is gone or has given up on us; the watcher sees it too
+            traceback.print_exc()

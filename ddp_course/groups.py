@@ -302,15 +302,17 @@ def subgroup_ranks(world_size: int, ranks_per_group: int) -> list[list[int]]:
     return [list(range(start, start + ranks_per_group)) for start in range(0, world_size, ranks_per_group)]
 
 
-def split_group(ranks_per_group: int) -> dist.ProcessGroup:
+def split_group(ranks_per_group: int, timeout_s: float = 60.0) -> dist.ProcessGroup:
     """Open a group for every `ranks_per_group` neighbours and return the one this rank is in.
+
+    A group does not inherit the default group's time limit: without `timeout_s` it would wait 30 minutes.
 
     Collective: one new_group per subgroup, in the same order on every rank of the default group, also for the
     groups a rank is not in.
     """
     mine = None
     for ranks in subgroup_ranks(dist.get_world_size(), ranks_per_group):
-        group = dist.new_group(ranks)
+        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
         if dist.get_rank() in ranks:
             mine = group
     return mine

@@ -27,6 +27,7 @@ from ddp_course.launch.relay import Relay
 
 SETTLE_S = 0.3  # after the first failure: time for the others to fail or finish too
 ANSWER_S = 1.0  # time for a rank to say where it is
+ASK_EVERY_S = 1.0  # in a long call: torch's own time limit does not guard every group (a new_group has 30 minutes)
 SHOW_EVERY_S = 0.1
 
 
@@ -46,14 +47,21 @@ class Call:
         Raises:
             RankError: a rank raised, died or hung.
         """
-        deadline = time.monotonic() + (float("inf") if limit_s is None else limit_s)
+        start = asked = time.monotonic()
+        deadline = start + (float("inf") if limit_s is None else limit_s)
         while len(self.answers) < len(self.ranks):
             self.listen(min(SHOW_EVERY_S, max(0.0, deadline - time.monotonic())))
             self.relay.show(set(self.answers))
+            now = time.monotonic()
             if self.failures or self.dead:
                 raise self.explain(timeout_s)
-            if time.monotonic() > deadline:
-                raise report.over_limit(limit_s, self.whereabouts())
+            if now > deadline:
+                raise report.over_limit(limit_s, self.whereabouts(), self.starting)
+            if now - start > timeout_s and now - asked > ASK_EVERY_S and not self.starting:
+                asked = now
+                self.ask()
+            if any(w.waited_s > timeout_s + SETTLE_S for w in self.where.values()):
+                raise report.silent(timeout_s, self.whereabouts())
         return [cloudpickle.loads(data) if data else None for _, data in sorted(self.answers.items())]
 
     def listen(self, wait_s: float) -> None:
@@ -90,13 +98,16 @@ class Call:
 
     def whereabouts(self) -> list[Whereabouts]:
         """Ask every living rank where it is, and wait until all is known or the patience ends."""
-        self.where.clear()
-        for rank in self.ranks:
-            rank.tell("where")
+        self.ask()
         start = time.monotonic()
         while not self.settled(time.monotonic() - start):
             self.listen(0.02)
         return [self.one(rank) for rank in self.ranks]
+
+    def ask(self) -> None:
+        self.where.clear()
+        for rank in self.ranks:
+            rank.tell("where")
 
     def settled(self, waited_s: float) -> bool:
         idle = self.answers.keys() | self.failures.keys() | self.dead.keys()

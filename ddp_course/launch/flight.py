@@ -2,8 +2,8 @@
 
 Runs inside a rank, on its watcher thread, and answers from two sources: torch's Flight Recorder, which
 notes every collective that NCCL or gloo was given, and the main thread's Python stack. Together they say
-"in all_reduce #3 of 4 kB, at your line 7". The recorder's reader is private to torch, so it is called in
-one place only, `recorded`.
+"in all_reduce #3 of 4 kB, at your line 7". The recorder's reader is private to torch, so all that touches it
+is below `recorded`.
 
 Left out on purpose: point-to-point messages, which gloo does not record.
 Read next: `report.py`, which lays the answers of all ranks side by side.
@@ -17,13 +17,16 @@ import math
 import os
 import sys
 import sysconfig
+import time
 import traceback
 from dataclasses import dataclass, field
 from types import FrameType
 
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 
-RECORDER_ENTRIES = "2000"  # how many collectives the recorder keeps
+RECORDER_ENTRIES = "500"  # how many collectives the recorder keeps
 MOST_REPORTED = 100  # how many of them a report needs
 
 _COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -53,7 +56,9 @@ class Collective:
     dtype: str  # "Float"; "" for a barrier
     sizes: tuple[tuple[int, ...], ...]  # of the input tensors
     group: str  # "" for the default group
+    members: tuple[int, ...]  # the ranks of the group
     finished: bool
+    entered_ns: int  # on the clock of `time.time_ns`
 
     @property
     def n_bytes(self) -> int:
@@ -93,6 +98,11 @@ class Whereabouts:
     def waiting_in(self) -> Collective | None:
         """The oldest collective this rank has entered and not left."""
         return next((c for c in self.recent if not c.finished), None)
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has been in that collective, in seconds; 0 if in none."""
+        return (time.time_ns() - self.waiting_in.entered_ns) / 1e9 if self.waiting_in else 0.0
 
 
 def _bytes(count: float) -> str:
@@ -138,8 +148,17 @@ def _collective(entry: dict, number: int) -> Collective:
         dtype=next(iter(entry["input_dtypes"]), ""),
         sizes=tuple(tuple(size) for size in entry["input_sizes"]),
         group="" if description == "default_pg" else f"subgroup {group}",
+        members=_members(group),
         finished=bool(entry["retired"]) or entry["state"] == "completed",
+        entered_ns=entry["time_created_ns"],
     )
+
+
+def _members(group: str) -> tuple[int, ...]:
+    try:
+        return tuple(dist.get_process_group_ranks(_resolve_process_group(group)))
+    except (LookupError, ValueError, RuntimeError):  # the group has been destroyed since
+        return ()
 
 
 def _entries() -> list[dict]:

@@ -21,12 +21,10 @@ import linecache
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from ddp_course import groups
 from ddp_course.launch.pool import RankPool
@@ -34,24 +32,29 @@ from ddp_course.launch.pool import RankPool
 
 def load_ipython_extension(shell: Any) -> None:
     """Called by `%load_ext ddp_course`."""
-    shell.register_magics(RanksMagic(shell))
+    shell.register_magic_function(RanksMagic(shell).ranks, "line_cell", "ranks")
+
+
+def _refuse(message: str) -> NoReturn:
+    from IPython.core.error import UsageError  # here, since ranks do without IPython
+
+    raise UsageError(message)
 
 
 class _Parser(ArgumentParser):
-    def error(self, message: str) -> None:  # argparse would end the kernel
-        raise UsageError(f"%ranks: {message}")
+    def error(self, message: str) -> NoReturn:  # argparse would end the kernel
+        _refuse(f"%%ranks: {message}")
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-@magics_class
-class RanksMagic(Magics):
+class RanksMagic:
     """The `%ranks` and `%%ranks` magics, with the one pool they share."""
 
     def __init__(self, shell: Any):
-        super().__init__(shell)
+        self.shell = shell
         self.pool: RankPool | None = None
         self.cells = 0
         parser = _Parser(prog="%%ranks", add_help=False)
@@ -62,7 +65,6 @@ class RanksMagic(Magics):
         parser.add_argument("--pull", type=_names, default=[], metavar="NAMES")
         self.parser = parser
 
-    @line_cell_magic
     def ranks(self, line: str, cell: str | None = None) -> None:
         """Run the cell on every rank; `%%ranks N` starts N of them."""
         options = self.parser.parse_args(shlex.split(line.partition("#")[0]))
@@ -84,7 +86,7 @@ class RanksMagic(Magics):
                 self.pool.close()
             self.pool = None
         elif what is not None:
-            raise UsageError(f"%ranks {what}: use `%ranks` or `%ranks stop`; `%%ranks {what}` starts ranks for a cell")
+            _refuse(f"%ranks {what}: use `%ranks` or `%ranks stop`; `%%ranks {what}` starts ranks for a cell")
         print(f"{self.pool.world_size} ranks are up" if self.pool and self.pool.alive else "no ranks are up")
 
     def start_if_needed(self, options: Namespace) -> None:
@@ -98,7 +100,7 @@ class RanksMagic(Magics):
             wanted = wanted or self.pool.world_size
             self.pool.close()
         if wanted is None:
-            raise UsageError("no ranks are up: say how many, such as %%ranks 2")
+            _refuse("no ranks are up: say how many, such as %%ranks 2")
         self.pool = None
         self.pool = RankPool(wanted, backend=options.backend, timeout_s=options.timeout)
 
@@ -107,12 +109,12 @@ class RanksMagic(Magics):
         if what is None:
             return None
         if not what.isdigit():
-            raise UsageError(f"%%ranks {what}: expected a number of ranks, such as %%ranks 2")
+            _refuse(f"%%ranks {what}: expected a number of ranks, such as %%ranks 2")
         return int(what)
 
     def of_notebook(self, name: str) -> Any:
         if name not in self.shell.user_ns:
-            raise UsageError(f"%%ranks --push {name}: the notebook has no variable {name}")
+            _refuse(f"%%ranks --push {name}: the notebook has no variable {name}")
         return self.shell.user_ns[name]
 
 

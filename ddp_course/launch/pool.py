@@ -14,6 +14,7 @@ import atexit
 import os
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +114,8 @@ class RankPool:
     def close(self) -> None:
         """End the ranks in order; those that do not follow are killed."""
         if self.alive:
-            processes.end_in_order(self._ranks)
+            for trouble in processes.end_in_order(self._ranks):
+                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
             self._kill()
 
     def __enter__(self) -> RankPool:

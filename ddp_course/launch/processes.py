@@ -60,13 +60,22 @@ def start(settings: Settings, start_method: str) -> list[RankProcess]:
     return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)]
 
 
-def end_in_order(ranks: list[RankProcess]) -> None:
-    """Have the ranks close their group and leave; whoever needs longer than `END_LIMIT_S` is left to `end_now`."""
+def end_in_order(ranks: list[RankProcess]) -> list[str]:
+    """Have the ranks close their group and leave; return what went wrong, a sentence a rank.
+
+    Whoever needs longer than `END_LIMIT_S` is left to `end_now`.
+    """
     for rank in ranks:
         rank.tell("end")
     deadline = time.monotonic() + END_LIMIT_S
+    troubles = []
     for rank in ranks:
         rank.process.join(max(0.0, deadline - time.monotonic()))
+        if rank.process.exitcode is None:
+            troubles.append(f"rank {rank.rank} had returned but did not leave within {END_LIMIT_S:g} s and was killed")
+        elif rank.process.exitcode != 0:
+            troubles.append(f"rank {rank.rank} had returned and then ended with exit code {rank.process.exitcode}")
+    return troubles
 
 
 def end_now(ranks: list[RankProcess], folder: Path, owner: int) -> None:

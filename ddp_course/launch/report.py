@@ -182,7 +182,7 @@ def why_died(exitcode: int) -> str:
     )
 
 
-def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure) -> RankError:
+def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None = None) -> RankError:
     """Ranks lost patience in a collective: name the disagreement, or who never came."""
     if found := _disagreement(ranks):
         number, calls = found
@@ -204,15 +204,24 @@ def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure) -> Rank
             "if a rank was only slow, raise timeout_s."
         )
         return RankError("hung", absent[0].rank, text, ranks, failure)
-    return failed(failure, ranks)
+    if failure:
+        return failed(failure, ranks)
+    stuck = max(ranks, key=lambda w: w.waited_s)
+    text = f"rank {stuck.rank} waited {timeout_s:g} s in {stuck.waiting_in}, which all its ranks have entered: look at the network"
+    return RankError("hung", None, text, ranks)
 
 
-def over_limit(limit_s: float, ranks: list[Whereabouts]) -> RankError:
-    """The call took longer than it may."""
+def over_limit(limit_s: float, ranks: list[Whereabouts], starting: bool) -> RankError:
+    """The call, or the start, took longer than it may."""
     late = [w for w in ranks if w.status in ("running", "silent")]
-    at = "\n".join(f"  rank {w.rank} {_where(w)}" for w in late)
-    text = f"no result after {limit_s:g} s (limit_s) from rank {', '.join(str(w.rank) for w in late)}\n{at}"
-    return RankError("hung", late[0].rank if len(late) == 1 else None, text, ranks)
+    who = ", ".join(str(w.rank) for w in late)
+    at = "".join(f"\n  rank {w.rank} {_where(w)}" for w in late)
+    what = (
+        f"rank {who} did not start within {limit_s:g} s"
+        if starting
+        else f"no result after {limit_s:g} s (limit_s) from rank {who}"
+    )
+    return RankError("start" if starting else "hung", late[0].rank if len(late) == 1 else None, what + at, ranks)
 
 
 def _disagreement(ranks: list[Whereabouts]) -> tuple[int, dict[int, Collective]] | None:
@@ -238,5 +247,6 @@ def _missing(ranks: list[Whereabouts]) -> tuple[Collective, list[Whereabouts]] |
     if not awaited:
         return None
     first = min(awaited, key=lambda c: (c.group, c.seq))
-    absent = [w for w in ranks if first.seq > max((c.seq for c in w.recent if c.group == first.group), default=0)]
+    entered = {w.rank: max((c.seq for c in w.recent if c.group == first.group), default=0) for w in ranks}
+    absent = [w for w in ranks if w.rank in first.members and entered[w.rank] < first.seq]
     return (first, absent) if absent else None

@@ -27,7 +27,7 @@ env: .venv/installed  ## Set the environment up in .venv, and nothing more (TORC
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "$(PYTHON) cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)."; exit 1; }
 	@rm -f .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c versions.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(torch_flags) -c versions.txt -e '.[$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(torch_flags) -c versions.txt -e '.[$(EXTRAS)]' || { $(torch_failed) exit 1; }
 	$(BIN)/python -m ipykernel install --sys-prefix >/dev/null
 	@echo $(TORCH) > .venv/torch-build
 	@touch $@
@@ -38,7 +38,8 @@ torch_flags = $(if $(filter default,$(TORCH)),,--torch-backend $(TORCH)) \
 
 lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its address is printed.
 	@echo "JupyterLab opens lesson 00. Where no browser opens, visit the address it prints. Ctrl-C twice ends it."
-	@$(ACTIVATED) $(BIN)/jupyter lab --ip=127.0.0.1 $(LAB_FLAGS) notebooks/00_start_here.ipynb
+	@$(ACTIVATED) $(BIN)/jupyter lab --ip=127.0.0.1 --log-level=ERROR $(LAB_FLAGS) \
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 # JupyterLab refuses to start as root (in a container, say) unless it is told. It serves this machine alone,
 # and asks for its token, either way.
@@ -68,6 +69,9 @@ grade: env  ## Grade a class (SUBMISSIONS=folder): marks into the gradebook, fee
 
 bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
 	$(ACTIVATED) $(BIN)/python tests/benchmarks/run.py
+
+torch_failed = $(if $(filter default,$(TORCH)),,echo "TORCH=$(TORCH) takes torch from its makers' own index, not from \
+	the package registry. If that is out of reach here: make env TORCH=default";)
 
 versions: env  ## Choose the newest versions again, for every platform, and write versions.txt.
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \

@@ -91,9 +91,8 @@ class Call:
         if self.dead:
             first = next(iter(self.dead))
             return report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
-        for failure in self.failures.values():
-            if not failure.talking:
-                return report.failed(failure, ranks)
+        if own := [rank for rank, failure in self.failures.items() if not failure.talking]:
+            return report.failed(self.failures[min(own)], ranks)  # the lowest, so that the report is the same each time
         return report.silent(timeout_s, ranks, next(iter(self.failures.values())))
 
     def whereabouts(self) -> list[Whereabouts]:

@@ -56,9 +56,7 @@ def pack(fn: Callable, world_size: int, args: tuple) -> bytes:
     """
     _check_call(fn, world_size, args)
     try:
-        with io.BytesIO() as file:
-            _Pickler(file).dump((fn, tuple(args)))
-            return file.getvalue()
+        return _dumps((fn, tuple(args)))
     except (TypeError, AttributeError, pickle.PicklingError, RecursionError) as error:
         name = getattr(fn, "__name__", repr(fn))
         raise WrongType(
@@ -93,6 +91,12 @@ class _Pickler(cloudpickle.CloudPickler):
         return super().reducer_override(obj)
 
 
+def _dumps(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
 def _culprit(fn: Callable, args: tuple) -> str:
     try:
         used = inspect.getclosurevars(fn)
@@ -102,7 +106,7 @@ def _culprit(fn: Callable, args: tuple) -> str:
     named |= {f"args[{i}]": value for i, value in enumerate(args)}
     for name, value in named.items():
         try:
-            cloudpickle.dumps(value)
+            _dumps(value)
         except Exception:  # anything that cannot be pickled, for whatever reason
             return f" (in {name})"
     return ""

@@ -53,6 +53,8 @@ def _names(text: str) -> list[str]:
 class RanksMagic:
     """The `%ranks` and `%%ranks` magics, with the one pool they share."""
 
+    start_method = "spawn"
+
     def __init__(self, shell: Any):
         self.shell = shell
         self.pool: RankPool | None = None
@@ -102,7 +104,7 @@ class RanksMagic:
         if wanted is None:
             _refuse("no ranks are up: say how many, such as %%ranks 2")
         self.pool = None
-        self.pool = RankPool(wanted, backend=options.backend, timeout_s=options.timeout)
+        self.pool = RankPool(wanted, backend=options.backend, timeout_s=options.timeout, start_method=self.start_method)
 
     @staticmethod
     def world_size(what: str | None) -> int | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -73,10 +72,9 @@ class RankPool:
             timeout_s,
             threads,
             {**os.environ, **environ},
-            end_with_thread=start_method == "forkserver" or threading.current_thread() is threading.main_thread(),
         )
-        self._ranks = processes.start(settings, start_method)
-        self._end = weakref.finalize(self, processes.end_now, self._ranks, self._folder, os.getpid())
+        self._ranks, janitor = processes.start(settings, start_method)
+        self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, settings.folder, os.getpid())
         self._end.atexit = False  # finalize's own hook may come after multiprocessing's, which would wait for the ranks
         atexit.register(self._end)
         if not quiet:

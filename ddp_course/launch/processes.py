@@ -13,20 +13,23 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
 
+from ddp_course.launch import janitor
 from ddp_course.launch.worker import Settings, rank_main
 
 END_LIMIT_S = 5.0  # for the orderly end; then SIGKILL
+# Imported once, by the fork server: `_dynamo` too, or every rank's first optimizer step pays for it.
 _PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "ddp_course.launch.worker"]
 
 
@@ -44,20 +47,34 @@ class RankProcess:
             self.pipe.send((word, content))
 
 
-def start(settings: Settings, start_method: str) -> list[RankProcess]:
-    """Start all ranks; they are up when each has said "ready" through its pipe."""
+def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], subprocess.Popen]:
+    """Start all ranks and their janitor; a rank is up when it says "ready" through its pipe."""
     ours, theirs = zip(*(get_context("spawn").Pipe() for _ in range(settings.world_size)), strict=True)
-    if start_method == "forkserver":
-        # Heavy imports happen once, in the server: `_dynamo` too, or every rank's first optimizer step pays for it.
-        get_context("forkserver").set_forkserver_preload(_PRELOADED)
-        context = mp.start_processes(
-            rank_main, (settings, theirs), settings.world_size, join=False, start_method="forkserver"
-        )
-    else:
-        context = mp.spawn(rank_main, (settings, theirs), settings.world_size, join=False)
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        janitor.__file__,
+        settings.folder,
+    ]  # without site-packages: it starts at once
+    cleaner = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        context = _start_processes(settings, theirs, start_method)
+    except BaseException:
+        cleaner.communicate()  # ends it; ranks that are up already see their pipe break
+        raise
     for pipe in theirs:
         pipe.close()  # a rank's own end is then the only one, and its death breaks the pipe
-    return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)]
+    cleaner.stdin.write("".join(f"{pid}\n" for pid in context.pids()))
+    cleaner.stdin.flush()
+    return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)], cleaner
+
+
+def _start_processes(settings: Settings, pipes: tuple[Connection, ...], start_method: str) -> mp.ProcessContext:
+    if start_method == "spawn":
+        return mp.spawn(rank_main, (settings, pipes), settings.world_size, join=False)
+    get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    return mp.start_processes(rank_main, (settings, pipes), settings.world_size, join=False, start_method=start_method)
 
 
 def end_in_order(ranks: list[RankProcess]) -> list[str]:
@@ -78,12 +95,12 @@ def end_in_order(ranks: list[RankProcess]) -> list[str]:
     return troubles
 
 
-def end_now(ranks: list[RankProcess], folder: Path, owner: int) -> None:
+def end_now(ranks: list[RankProcess], cleaner: subprocess.Popen, folder: str, owner: int) -> None:
     """Kill whatever is left of the ranks, their children included, and remove their folder."""
     if os.getpid() != owner:
         return  # a fork of the parent: the ranks are not its own
     for rank in ranks:
-        with suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError):
             os.killpg(rank.process.pid, signal.SIGKILL)
         rank.process.kill()  # it may not have become the head of its process group yet
     for rank in ranks:
@@ -91,3 +108,6 @@ def end_now(ranks: list[RankProcess], folder: Path, owner: int) -> None:
         rank.process.close()
         rank.pipe.close()
     shutil.rmtree(folder, ignore_errors=True)
+    cleaner.kill()
+    cleaner.stdin.close()
+    cleaner.wait()

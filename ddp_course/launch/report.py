@@ -207,7 +207,7 @@ def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None =
     if failure:
         return failed(failure, ranks)
     stuck = max(ranks, key=lambda w: w.waited_s)
-    text = f"rank {stuck.rank} waited {timeout_s:g} s in {stuck.waiting_in}, which all its ranks have entered: look at the network"
+    text = f"rank {stuck.rank} waited {timeout_s:g} s in {stuck.waiting_in}, which all entered: look at the network"
     return RankError("hung", None, text, ranks)
 
 

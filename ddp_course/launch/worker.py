@@ -1,8 +1,8 @@
 """What runs inside each rank: join the group, wait for calls, answer, and never outlive the parent.
 
 The main thread runs the learner's functions. A watcher thread reads the pipe to the parent, so that a rank
-answers "where are you?" in the middle of a hang, and ends itself at once when the pipe breaks, because then
-the parent is gone.
+answers "where are you?" in the middle of a hang, and ends itself when the pipe breaks, because then the parent
+is gone.
 
 Left out on purpose: any collective after an error; peers may be waiting elsewhere.
 Read next: `pool.py`, the parent's side of the pipe.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -26,7 +25,6 @@ from typing import Any
 
 import cloudpickle
 import torch
-from torch.multiprocessing import _prctl_pr_set_pdeathsig
 
 from ddp_course import groups
 from ddp_course.launch import flight, report
@@ -44,13 +42,12 @@ class Settings:
     timeout_s: float
     threads: int
     environ: dict[str, str]  # of the parent, now: a fork server's copy may be old
-    end_with_thread: bool  # the parent's main thread started us, so its end is the parent's end
 
 
 def rank_main(rank: int, settings: Settings, pipes: list[Connection]) -> None:
     """The whole life of one rank, as `torch.multiprocessing.spawn` starts it."""
     pipe = _keep_own_pipe(rank, pipes)
-    _take_own_session(settings)
+    _take_own_session()
     _write_to_own_files(rank, settings.folder)
     _set_environment(rank, settings)
     _Rank(rank, settings, pipe).live()
@@ -64,16 +61,13 @@ def _keep_own_pipe(rank: int, pipes: list[Connection]) -> Connection:
     return pipes[rank]
 
 
-def _take_own_session(settings: Settings) -> None:
+def _take_own_session() -> None:
     """Be the head of a process group, so that the parent can end this rank with all its children.
 
-    Ctrl-C then reaches the parent alone, which ends the ranks in order. The last resort is the kernel's: it
-    kills a rank whose parent is gone even when the rank is deep in compiled code.
+    Ctrl-C then reaches the parent alone, which ends the ranks in order.
     """
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        _prctl_pr_set_pdeathsig(signal.SIGKILL if settings.end_with_thread else 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # torch's spawn sends it when the parent's thread ends
 
 
 def _write_to_own_files(rank: int, folder: str) -> None:
@@ -166,8 +160,8 @@ class _Rank:
         while True:
             try:
                 word, content = self.pipe.recv()
-            except (EOFError, OSError):
-                self.end_orphaned()
+            except (EOFError, OSError):  # the parent is gone: leave nothing behind
+                os.killpg(0, signal.SIGKILL)
             if word == "call":
                 self.calls.put(content)
             elif word == "where":
@@ -178,12 +172,6 @@ class _Rank:
     def where(self) -> flight.Whereabouts:
         line = flight.own_line(flight.stack_of(self.main_thread))
         return flight.Whereabouts(self.rank, "running", line, flight.recorded(self.called_ns))
-
-    def end_orphaned(self) -> None:
-        """The parent is gone: leave nothing behind."""
-        if self.rank == 0:
-            shutil.rmtree(self.settings.folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)
 
     def send(self, word: str, content: Any) -> None:
         try:

@@ -1,0 +1,126 @@
+"""How does one training program run from a terminal, whoever starts the ranks?
+
+`ddp-course train` starts them itself, through `launch`. Under torchrun, and under any launcher that sets RANK,
+the ranks are running already, and each of them is in this file: it joins the group and gathers the results. Both
+ways call the same `train` with the same options and print the same lines.
+
+Read next: `cli.py`, the other commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, fields
+
+import torch.distributed as dist
+
+from ddp_course.checkpoint import CheckpointError
+from ddp_course.data import DatasetError
+from ddp_course.groups import process_group, read_place
+from ddp_course.launch import RankError, launch
+from ddp_course.train import Config, Result, train
+
+RANKS = 2  # if nobody says how many to start
+SENTENCES = (CheckpointError, DatasetError)  # their message says it all; a traceback would bury it
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program with the options in `argv`.
+
+    Returns:
+        The exit status: 0, or 1 if the training failed or its replicas differ. Wrong options exit with 2.
+    """
+    parser = options_parser()
+    options = parser.parse_args(argv)
+    try:
+        config = Config(**{each.name: getattr(options, each.name) for each in fields(Config)})
+        results = (join_ranks if "RANK" in os.environ else start_ranks)(config, options)
+    except ValueError as error:
+        parser.error(str(error))
+    except SENTENCES as error:
+        return fail(str(error))
+    except RankError as error:
+        told = error.error_type in [known.__name__ for known in SENTENCES]
+        return fail(error.message if told else error.report)
+    if results:
+        print(json.dumps([asdict(result) for result in results]) if options.json else summary(config, results))
+    return 0 if replicas_are_equal(results) else 1
+
+
+def fail(message: str) -> int:
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr)
+    return 1
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """One option for each field of `Config`, and three that say where to run and how to tell."""
+    parser = argparse.ArgumentParser(
+        prog="ddp-course train",
+        usage="%(prog)s [options]",
+        description="Train a network on several ranks. Under torchrun, joins the ranks that are there.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--world-size", type=int, help=f"ranks to start (default: {RANKS}, or torchrun's)")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], help="nccl if every rank has a GPU, else gloo")
+    parser.add_argument("--json", action="store_true", help="print the result of each rank as JSON")
+    for each in fields(Config):
+        flag, default = f"--{each.name.replace('_', '-')}", each.default
+        if isinstance(default, bool):
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=default, help=each.metadata["help"]
+            )
+        else:
+            kind = str if default is None else type(default)
+            choices = each.metadata["choices"] or None
+            parser.add_argument(flag, type=kind, default=default, choices=choices, help=each.metadata["help"])
+    return parser
+
+
+def start_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
+    world_size = RANKS if options.world_size is None else options.world_size
+    return launch(train, world_size, args=(config,), backend=options.backend, quiet=options.json)
+
+
+def join_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
+    """Be one rank of a job that a launcher has started.
+
+    Returns:
+        Every rank's result on rank 0, nothing on the others.
+    Collective: the group's opening and end, all of `train`, one gather_object; every rank.
+    """
+    expected = read_place(backend=options.backend).world_size
+    if options.world_size not in (None, expected):
+        raise ValueError(
+            f"--world-size {options.world_size}, but the launcher has started {expected} ranks; leave it out"
+        )
+    with process_group(backend=options.backend) as place:
+        result = train(place.rank, place.world_size, config)
+        results = [None] * place.world_size if place.rank == 0 else None
+        dist.gather_object(result, results)
+    return results or []
+
+
+def replicas_are_equal(results: list[Result]) -> bool:
+    return len({result.checksum for result in results}) <= 1
+
+
+def summary(config: Config, results: list[Result]) -> str:
+    """Return the story of a run: a line an epoch, then what came of it."""
+    first = results[0]
+    lines = [f"note: {note}" for note in first.notes]
+    lines.append("epoch    loss  test" + "".join(f"  rank {result.rank}" for result in results))
+    for i, (loss, accuracy) in enumerate(zip(first.losses, first.accuracies, strict=True)):
+        own = "".join(f"  {result.own_losses[i]:6.4f}" for result in results)
+        lines.append(f"{first.first_epoch + i + 1:5d}  {loss:6.4f}  {accuracy:.1%}{own}")
+    ranks = f"{first.world_size} rank{'s' if first.world_size > 1 else ''} on {first.device.partition(':')[0]}"
+    lines.append(f"{config.dataset}, {config.model}, {ranks}: {first.accuracy:.1%} of the test rows are right")
+    lines.append(f"{len(first.losses)} epochs took {first.seconds:.1f} s")
+    if replicas_are_equal(results):
+        lines.append(f"the replicas are equal: {first.checksum}")
+    else:
+        lines.append("THE REPLICAS DIFFER: " + ", ".join(f"rank {r.rank} {r.checksum}" for r in results))
+    return "\n".join(lines)

@@ -1,0 +1,277 @@
+"""Training on two ranks is training on one with the whole batch, whoever starts the ranks."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from ddp_course import RankError, RankPool
+from ddp_course.checkpoint import load_checkpoint
+from ddp_course.data import Images, load
+from ddp_course.models import MLP
+from ddp_course.train import Config, Result, checksum, evaluate, share_buffers, synchronised, train
+
+pytestmark = pytest.mark.timeout(180)
+
+CPU = torch.device("cpu")
+QUICK = Config(epochs=2, hidden=32, progress=False)
+EXACT = replace(QUICK, dtype="float64", local_batch=32)  # 719 rows on a rank: 22 batches of 32, one of 15
+
+
+def train_on_one_thread(rank: int, world_size: int, config: Config) -> Result:
+    torch.set_num_threads(1)  # as under torchrun; more threads add up in another order
+    return train(rank, world_size, config)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with RankPool(2, backend="gloo", start_method="forkserver", quiet=True) as pool:
+        yield pool
+
+
+def run(ranks: RankPool, config: Config) -> list[Result]:
+    return ranks.run(train_on_one_thread, args=(config,), limit_s=90)
+
+
+# --- The settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"epochs": 0}, "epochs=0: must be at least 1"),
+        ({"local_batch": -1}, "local_batch=-1: must be at least 1"),
+        ({"model": "gpt"}, "model='gpt' is not known; choose from mlp, mlp_bn, resnet18"),
+        ({"dataset": "faces"}, "dataset='faces' is not known; choose from digits, mnist"),
+        ({"resume": True}, "resume needs a checkpoint"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_any_rank_starts(setting, message):
+    with pytest.raises(ValueError) as caught:
+        Config(**setting)
+    assert str(caught.value).startswith(message)
+
+
+# --- Two ranks learn -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits(ranks) -> list[Result]:
+    return run(ranks, Config(progress=False))
+
+
+def test_two_ranks_learn_the_digits(digits):
+    assert digits[0].accuracy >= 0.95
+    assert digits[0].accuracy == digits[0].accuracies[-1]
+    assert len(digits[0].losses) == 20 and digits[0].losses[-1] < 0.05 < digits[0].losses[0]
+
+
+def test_the_replicas_are_equal_and_agree_on_what_they_report(digits):
+    one, two = digits
+    assert one.checksum == two.checksum
+    assert (one.losses, one.accuracies) == (two.losses, two.accuracies)
+
+
+def test_each_rank_has_a_loss_of_its_own_and_the_reduced_one_is_their_mean(digits):
+    one, two = digits
+    assert one.own_losses[0] != two.own_losses[0]
+    means = [(a + b) / 2 for a, b in zip(one.own_losses, two.own_losses, strict=True)]  # of 719 rows each
+    assert one.losses == pytest.approx(means, rel=1e-12)
+
+
+def test_a_seed_gives_the_same_bits_and_another_seed_others(ranks):
+    first, again, other = (run(ranks, replace(QUICK, seed=seed))[0] for seed in (3, 3, 4))
+    assert (first.checksum, first.losses) == (again.checksum, again.losses)
+    assert first.checksum != other.checksum
+
+
+# --- Parity with one process on the whole batch ----------------------------------------------------
+
+
+def one_process(config: Config, world_size: int, shards: tuple[int, ...]) -> dict:
+    """Train without DDP on the global batch: the rows that the ranks in `shards` have in the same step."""
+    images = load(config.dataset)
+    x, labels = torch.stack([images[i][0] for i in range(len(images))]).double(), images.labels
+    torch.manual_seed(config.seed)
+    model = MLP(64, config.hidden, 10).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    samplers = [DistributedSampler(images, world_size, rank, seed=config.seed) for rank in shards]
+    report = {"losses": [], "own_losses": [], "means_of_means": []}
+    for epoch in range(config.epochs):
+        [sampler.set_epoch(epoch) for sampler in samplers]
+        row_losses: list[list[torch.Tensor]] = [[] for _ in shards]  # by rank, then by step
+        for batches in zip(*(torch.tensor(list(s)).split(config.local_batch) for s in samplers), strict=True):
+            losses = [F.cross_entropy(model(x[rows]), labels[rows], reduction="none") for rows in batches]
+            optimizer.zero_grad()
+            torch.cat(losses).mean().backward()
+            optimizer.step()
+            [own.append(loss.detach()) for own, loss in zip(row_losses, losses, strict=True)]
+        report["own_losses"].append([torch.cat(own).mean().item() for own in row_losses])
+        report["losses"].append(torch.cat([row for own in row_losses for row in own]).mean().item())
+        means = [loss.mean() for own in row_losses for loss in own]
+        report["means_of_means"].append(torch.stack(means).mean().item())
+    return report | {"model": model.state_dict()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks_exact(ranks, tmp_path_factory) -> tuple[list[Result], dict]:
+    path = tmp_path_factory.mktemp("exact") / "last.pt"
+    results = run(ranks, replace(EXACT, checkpoint=str(path)))
+    return results, load_checkpoint(path, CPU)
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def test_two_ranks_take_the_steps_of_one_process_on_the_whole_batch(two_ranks_exact):
+    results, saved = two_ranks_exact
+    whole = one_process(EXACT, 2, shards=(0, 1))
+    assert largest_difference(saved["model"], whole["model"]) < 1e-12
+    assert results[0].losses == pytest.approx(whole["losses"], rel=1e-12)
+    for rank, result in enumerate(results):
+        assert result.own_losses == pytest.approx([own[rank] for own in whole["own_losses"]], rel=1e-12)
+
+
+def test_the_comparison_would_notice_a_missing_reduction(two_ranks_exact):
+    results, saved = two_ranks_exact
+    alone = one_process(EXACT, 2, shards=(0,))  # as if the gradients were not averaged
+    assert largest_difference(saved["model"], alone["model"]) > 1e-2
+    # The last batch has 15 rows, not 32, so a mean of the batches' means is another number.
+    whole = one_process(EXACT, 2, shards=(0, 1))
+    assert abs(whole["means_of_means"][0] - results[0].losses[0]) > 1e-4
+
+
+# --- Evaluation ------------------------------------------------------------------------------------
+
+
+def first_rows(n: int) -> Images:
+    test = load(split="test")
+    return replace(test, pixels=test.pixels[:n], labels=test.labels[:n])
+
+
+def evaluate_on_rank(rank: int, world_size: int) -> list[float]:
+    torch.manual_seed(0)
+    model = MLP(64, 16, 10)
+    return [evaluate(model, first_rows(n), rank, world_size, CPU, batch=8) for n in (1, 17, 101)]
+
+
+def test_accuracy_counts_each_row_once_on_shards_of_unequal_length(ranks):
+    torch.manual_seed(0)
+    model, expected = MLP(64, 16, 10), []
+    for images in map(first_rows, (1, 17, 101)):
+        guesses = model(images.pixels / images.white).argmax(dim=1)
+        expected.append((guesses == images.labels).double().mean().item())
+    for found in ranks.run(evaluate_on_rank):
+        assert found == pytest.approx(expected, abs=1e-15)
+
+
+# --- BatchNorm -------------------------------------------------------------------------------------
+
+
+def test_batchnorm_is_synchronised_where_torch_can():
+    model, notes = synchronised(MLP(64, 8, 10, batchnorm=True), 2, torch.device("cuda", 0))
+    assert sum(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules()) == 2
+    assert notes == []
+
+
+def test_on_the_cpu_batchnorm_stays_and_says_so():
+    model, notes = synchronised(MLP(64, 8, 10, batchnorm=True), 2, CPU)
+    assert sum(isinstance(layer, nn.BatchNorm1d) for layer in model.modules()) == 2
+    assert notes == ["torch's SyncBatchNorm needs GPUs: each rank's BatchNorm sees its own rows only"]
+
+
+@pytest.mark.parametrize(("batchnorm", "world_size"), [(False, 2), (True, 1)])
+def test_nothing_is_noted_where_nothing_is_lost(batchnorm, world_size):
+    assert synchronised(MLP(64, 8, 10, batchnorm=batchnorm), world_size, CPU)[1] == []
+
+
+def drifted_buffers(rank: int, world_size: int) -> tuple[str, str, str]:
+    torch.manual_seed(0)
+    model = MLP(64, 8, 10, batchnorm=True)
+    torch.manual_seed(rank)
+    model(torch.rand(5, 64))  # each rank's running statistics see other rows
+    before = checksum(model)
+    share_buffers(model)
+    return before, checksum(model), str(model.hidden[1].running_mean.tolist())
+
+
+def test_buffers_that_drifted_are_rank_0s_again(ranks):
+    (before_0, after_0, mean_0), (before_1, after_1, mean_1) = ranks.run(drifted_buffers)
+    assert before_0 != before_1
+    assert before_0 == after_0 == after_1 and mean_0 == mean_1
+
+
+@pytest.mark.parametrize(("model", "local_batch"), [("mlp_bn", 64), ("resnet18", 360)])
+def test_replicas_with_batchnorm_end_equal_and_carry_the_note(ranks, model, local_batch):
+    results = run(ranks, replace(QUICK, model=model, epochs=1, local_batch=local_batch))
+    assert results[0].checksum == results[1].checksum
+    assert all(len(result.notes) == 1 for result in results)
+
+
+# --- Checkpoints -----------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_fits_the_bare_model_and_holds_all_that_a_run_needs(two_ranks_exact):
+    results, saved = two_ranks_exact
+    model = MLP(64, 32, 10).double()
+    model.load_state_dict(saved["model"])  # strict: no "module." prefix, nothing missing
+    assert checksum(model) == results[0].checksum
+    assert (saved["epochs_done"], saved["world_size"]) == (2, 2)
+    assert Config(**saved["config"]).lr == EXACT.lr
+    assert len(saved["optimizer"]["state"]) == 6  # a momentum for each of three weights and three biases
+
+
+def test_a_resumed_run_ends_as_the_uninterrupted_one(ranks, tmp_path):
+    straight = run(ranks, replace(QUICK, epochs=4))
+    half = replace(QUICK, checkpoint=str(tmp_path / "last.pt"))
+    run(ranks, half)
+    resumed = run(ranks, replace(half, epochs=4, resume=True))
+    assert [r.first_epoch for r in resumed] == [2, 2]
+    assert [r.checksum for r in resumed] == [r.checksum for r in straight]
+    assert resumed[0].losses == straight[0].losses[2:]
+
+    finished = run(ranks, replace(half, epochs=4, resume=True))  # nothing is left to train
+    assert (finished[0].losses, finished[0].accuracy) == ([], straight[0].accuracy)
+    assert finished[0].checksum == straight[0].checksum
+
+
+def test_a_checkpoint_of_another_run_is_refused(ranks, tmp_path):
+    path = str(tmp_path / "last.pt")
+    run(ranks, replace(QUICK, checkpoint=path))
+    for setting, found in (({"lr": 0.5}, "lr=0.1"), ({"hidden": 16}, "hidden=32")):
+        with pytest.raises(RankError) as caught:
+            run(ranks, replace(QUICK, checkpoint=path, resume=True, **setting))
+        assert caught.value.error_type == "CheckpointError"
+        assert f"was written with {found}, this run has" in caught.value.message
+
+
+# --- The same program from a terminal --------------------------------------------------------------
+
+TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+STARTERS = {
+    "torchrun": [*TORCHRUN, "-m", "ddp_course.train"],
+    "our own launcher": ["ddp_course.train", "--world-size=2"],
+}
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_every_starter_trains_the_same_bits(ranks, starter, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = ["--epochs=2", "--hidden=32", "--backend=gloo", "--no-progress", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", *STARTERS[starter], *options], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected = [asdict(result) for result in run(ranks, QUICK)]
+    for result in found + expected:
+        del result["seconds"]
+    assert found == expected

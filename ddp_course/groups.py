@@ -246,7 +246,7 @@ def _meet(place: Place, store: dist.Store, timeout_s: float) -> None:
             "by an earlier run; give each process its own rank and each run its own file or port"
         )
     store.set(keys[place.rank], str(place.world_size))
-    with suppress(dist.DistError):  # what is missing is seen below, by name
+    with suppress(RuntimeError):  # out of patience; who is missing is seen below, by name
         store.wait(keys, timedelta(seconds=timeout_s))
     here = [rank for rank, key in enumerate(keys) if store.check([key])]
     for rank in here:

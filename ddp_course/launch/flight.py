@@ -169,12 +169,19 @@ def _entries() -> list[dict]:
 # --- The stack -------------------------------------------------------------------------------------
 
 
+def own_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """Return the frames that the learner wrote, outermost first; if there are none, the course's."""
+    frames = [frame for frame in stack if not frame.filename.startswith(("<frozen", "<string>", _LAUNCH))]
+    mine = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, _COURSE))]
+    return mine or [frame for frame in frames if frame.filename.startswith(_COURSE)]
+
+
 def own_line(stack: traceback.StackSummary) -> Line | None:
-    """Return the innermost line that the learner wrote; if there is none, the course's innermost one."""
-    frames = [frame for frame in reversed(stack) if not frame.filename.startswith(("<frozen", _LAUNCH))]
-    mine = [f for f in frames if not f.filename.startswith((*_LIBRARIES, _COURSE, "<string>"))]
-    course = [f for f in frames if f.filename.startswith(_COURSE)]
-    return next((Line(f.filename, f.lineno or 0, f.name, (f.line or "").strip()) for f in [*mine, *course]), None)
+    """Return the innermost of the learner's own lines."""
+    if not (frames := own_frames(stack)):
+        return None
+    last = frames[-1]
+    return Line(last.filename, last.lineno or 0, last.name, (last.line or "").strip())
 
 
 def stack_of(thread_id: int) -> traceback.StackSummary:

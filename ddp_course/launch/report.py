@@ -14,7 +14,9 @@ import signal
 import traceback
 from dataclasses import dataclass
 
-from ddp_course.launch.flight import Collective, Line, Whereabouts, own_line, shown_name
+import torch.distributed as dist
+
+from ddp_course.launch.flight import Collective, Line, Whereabouts, own_frames, own_line, shown_name
 
 # Collectives for which every rank must bring tensors of the same shape.
 _SAME_SHAPE = {"all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "_allgather_base"}
@@ -92,9 +94,8 @@ def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
 def _own_frames(stack: traceback.StackSummary) -> list[str]:
     """The frames a learner can act on, and the name of the library function that raised, if one did."""
     lines = []
-    for frame in stack:
-        if own_line(traceback.StackSummary.from_list([frame])):
-            lines += [f"  {shown_name(frame.filename)}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
+    for frame in own_frames(stack):
+        lines += [f"  {shown_name(frame.filename)}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
     last = stack[-1] if stack else None
     if last and "site-packages" in last.filename:
         lines.append(f"  raised inside {last.filename.partition('site-packages/')[2]}, {last.name}")
@@ -112,8 +113,6 @@ def line_of(frames: list[tuple[str, int, str]]) -> Line | None:
 
 
 def _is_talking(error: BaseException) -> bool:
-    import torch.distributed as dist
-
     signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Timed out waiting", "Broken pipe")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(s in str(error) for s in signs)

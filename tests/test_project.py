@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 EXTRAS = PROJECT["optional-dependencies"]
-DIRECT = [
-    Requirement(line) for line in [*PROJECT["dependencies"], *(x for xs in EXTRAS.values() for x in xs)]
-]
+DIRECT = [Requirement(line) for line in [*PROJECT["dependencies"], *(x for xs in EXTRAS.values() for x in xs)]]
 PINNED = [Requirement(line) for line in (ROOT / "versions.txt").read_text().splitlines()]
 
 
@@ -34,13 +32,9 @@ def pinned_here(name: str) -> Version:
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "TORCH", "MFLAGS"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "TORCH", "MFLAGS"))}
     command = ["make", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=kept, capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture

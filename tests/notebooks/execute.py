@@ -84,14 +84,10 @@ def _run_cell(client: NotebookClient, cell: nbformat.NotebookNode, index: int, c
         client.execute_cell(cell, index, execution_count=count, store_history=False)
     except (CellControlSignal, RuntimeError) as error:
         seconds = time.monotonic() - started
-        raise RuntimeError(
-            f"cell [{count}] failed after {seconds:.0f} s:\n{cell.source}\n\n{error}"
-        ) from error
+        raise RuntimeError(f"cell [{count}] failed after {seconds:.0f} s:\n{cell.source}\n\n{error}") from error
     raised = any(output.output_type == "error" for output in cell.outputs)
     if not raised and EXPECTED_TO_RAISE in cell.metadata.get("tags", []):
-        raise RuntimeError(
-            f"cell [{count}] is tagged {EXPECTED_TO_RAISE}, but raised nothing:\n{cell.source}"
-        )
+        raise RuntimeError(f"cell [{count}] is tagged {EXPECTED_TO_RAISE}, but raised nothing:\n{cell.source}")
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
@@ -106,9 +102,7 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict(
-            {k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA}
-        )
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA})
 
 
 def _merge_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:

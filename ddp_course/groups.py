@@ -124,6 +124,11 @@ def my_device(group: dist.ProcessGroup | None = None) -> torch.device:
     return torch.device("cpu")
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use, which in a container can be fewer than the host has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 # --- The rendezvous --------------------------------------------------------------------------------
 
 

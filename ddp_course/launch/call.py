@@ -34,8 +34,9 @@ SHOW_EVERY_S = 0.1
 class Call:
     """One call: the answers so far, and what is known of each rank."""
 
-    def __init__(self, ranks: list[RankProcess], relay: Relay, starting: bool = False):
-        self.ranks, self.relay, self.starting = ranks, relay, starting
+    def __init__(self, number: int, ranks: list[RankProcess], relay: Relay):
+        self.number, self.ranks, self.relay = number, ranks, relay
+        self.starting = number == 0
         self.answers: dict[int, Any] = {}
         self.failures: dict[int, report.Failure] = {}  # in the order of arrival
         self.dead: dict[int, int] = {}  # rank -> exit code, in the order of death
@@ -62,7 +63,13 @@ class Call:
                 self.ask()
             if any(w.waited_s > timeout_s + SETTLE_S for w in self.where.values()):
                 raise report.silent(timeout_s, self.whereabouts())
-        return [cloudpickle.loads(data) if data else None for _, data in sorted(self.answers.items())]
+        return [self.unpacked(rank.rank) for rank in self.ranks]
+
+    def unpacked(self, rank: int) -> Any:
+        try:
+            return cloudpickle.loads(self.answers[rank])
+        except Exception as error:  # rebuilding runs the result's own code, which may raise anything
+            raise report.failed(report.describe(error, rank, during="result"), self.whereabouts()) from None
 
     def listen(self, wait_s: float) -> None:
         """Take in every message, and then every death, that comes within `wait_s`."""
@@ -77,11 +84,13 @@ class Call:
 
     def hear(self, rank: RankProcess) -> None:
         try:
-            word, content = rank.pipe.recv()
+            number, word, content = rank.pipe.recv()
         except (EOFError, OSError):
             rank.process.join(END_LIMIT_S)
             self.dead[rank.rank] = rank.process.exitcode or 0
             return
+        if number != self.number:
+            return  # a late answer to a question of the call before
         book = {"where": self.where, "raised": self.failures, "returned": self.answers, "ready": self.answers}[word]
         book[rank.rank] = content
 
@@ -101,12 +110,13 @@ class Call:
         start = time.monotonic()
         while not self.settled(time.monotonic() - start):
             self.listen(0.02)
+        self.ask_for_stacks([rank for rank in self.ranks if rank.rank not in self.where.keys() | self.dead.keys()])
         return [self.one(rank) for rank in self.ranks]
 
     def ask(self) -> None:
         self.where.clear()
         for rank in self.ranks:
-            rank.tell("where")
+            rank.tell(self.number, "where")
 
     def settled(self, waited_s: float) -> bool:
         idle = self.answers.keys() | self.failures.keys() | self.dead.keys()
@@ -119,7 +129,7 @@ class Call:
         if rank.rank in self.dead:
             reason = report.why_died(self.dead[rank.rank])
             return Whereabouts(rank.rank, "died", self.line_from_stack_file(rank), detail=f"died: {reason}")
-        found = self.where.get(rank.rank) or Whereabouts(rank.rank, "silent", self.line_of_silent(rank))
+        found = self.where.get(rank.rank) or Whereabouts(rank.rank, "silent", self.line_from_stack_file(rank))
         if failure := self.failures.get(rank.rank):
             found.status, found.line = "raised", failure.line
             found.detail = "" if failure.talking else failure.error_type
@@ -127,12 +137,13 @@ class Call:
             found.status, found.line = "returned", None
         return found
 
-    def line_of_silent(self, rank: RankProcess) -> Line | None:
-        """Have faulthandler write the stacks of a rank whose Python threads cannot run."""
-        with suppress(OSError):
-            os.kill(rank.process.pid, signal.SIGUSR1)
-            time.sleep(SETTLE_S)
-        return self.line_from_stack_file(rank)
+    def ask_for_stacks(self, silent: list[RankProcess]) -> None:
+        """Have faulthandler write the stacks of ranks whose Python threads cannot run."""
+        for rank in silent:
+            with suppress(ProcessLookupError):
+                os.kill(rank.process.pid, signal.SIGUSR1)
+        if silent:
+            time.sleep(SETTLE_S)  # it gives no sign when it is done
 
     def line_from_stack_file(self, rank: RankProcess) -> Line | None:
         """The main thread's line, as faulthandler wrote it on our signal or on a crash."""

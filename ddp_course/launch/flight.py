@@ -93,6 +93,7 @@ class Whereabouts:
     line: Line | None = None  # the learner's innermost line
     recent: list[Collective] = field(default_factory=list)  # newest last
     detail: str = ""  # of a rank that raised or died: how
+    asked_ns: int = field(default_factory=time.time_ns)
 
     @property
     def waiting_in(self) -> Collective | None:
@@ -102,7 +103,7 @@ class Whereabouts:
     @property
     def waited_s(self) -> float:
         """How long it has been in that collective, in seconds; 0 if in none."""
-        return (time.time_ns() - self.waiting_in.entered_ns) / 1e9 if self.waiting_in else 0.0
+        return (self.asked_ns - self.waiting_in.entered_ns) / 1e9 if self.waiting_in else 0.0
 
 
 def _bytes(count: float) -> str:

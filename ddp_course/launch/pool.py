@@ -59,10 +59,11 @@ class RankPool:
         checks.check_settings(world_size, start_method, rendezvous, timeout_s)
         self.world_size, self.timeout_s = world_size, timeout_s
         self.backend = groups.choose_backend(world_size, backend)
+        self._calls = 0  # the start counts as call 0
         self._folder = Path(tempfile.mkdtemp(prefix="ddp_course_"))
         self._relay = Relay(self._folder, world_size, quiet)
         self._store, environ = groups.agent_store(world_size) if rendezvous == "env" or not init else (None, {})
-        threads = max(1, len(os.sched_getaffinity(0)) // world_size)
+        threads = max(1, groups.usable_cores() // world_size)
         settings = Settings(
             world_size,
             self.backend,
@@ -80,7 +81,7 @@ class RankPool:
         if not quiet:
             ranks, device = "rank" if world_size == 1 else "ranks", "cuda" if self.backend == "nccl" else "cpu"
             print(f"{world_size} {ranks} on {device}, {self.backend}")
-        self._guarded(START_LIMIT_S, starting=True)
+        self._guarded(START_LIMIT_S)
 
     def run(self, fn: Callable, args: tuple = (), *, limit_s: float | None = None) -> list:
         """Call `fn(rank, world_size, *args)` on every rank and return what each returned, by rank.
@@ -100,8 +101,9 @@ class RankPool:
         if not self.alive:
             raise checks.WrongValue("the ranks of this pool have ended; start a new RankPool")
         self._relay.begin()
+        self._calls += 1
         for rank in self._ranks:
-            rank.tell("call", (payload, flight.cell_sources()))
+            rank.tell(self._calls, "call", (payload, flight.cell_sources()))
         return self._guarded(limit_s)
 
     @property
@@ -129,9 +131,9 @@ class RankPool:
         atexit.unregister(self._end)
         self._end()
 
-    def _guarded(self, limit_s: float | None, starting: bool = False) -> list[Any]:
+    def _guarded(self, limit_s: float | None) -> list[Any]:
         """Collect all answers; on a failure report it, and end the ranks unless they are all idle and in step."""
-        call = Call(self._ranks, self._relay, starting)
+        call = Call(self._calls, self._ranks, self._relay)
         try:
             answers = call.collect(limit_s, self.timeout_s)
         except RankError as error:
@@ -140,9 +142,11 @@ class RankPool:
                 self._kill()
             raise
         except BaseException as interrupt:  # Ctrl-C: say where the ranks were, leave none behind
-            interrupt.add_note(report.where_all_were(call.whereabouts()))
-            self._relay.finish()
-            self._kill()
+            try:
+                interrupt.add_note(report.where_all_were(call.whereabouts()))
+                self._relay.finish()
+            finally:
+                self._kill()
             raise
         self._relay.finish()
         return answers

@@ -41,10 +41,10 @@ class RankProcess:
     process: BaseProcess
     pipe: Connection
 
-    def tell(self, word: str, content: Any = None) -> None:
-        """Send a message; a rank that is gone is noticed by its sentinel, not here."""
+    def tell(self, call: int, word: str, content: Any = None) -> None:
+        """Send a message that belongs to a call; a rank that is gone is noticed by its sentinel, not here."""
         with suppress(OSError):
-            self.pipe.send((word, content))
+            self.pipe.send((call, word, content))
 
 
 def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], subprocess.Popen]:
@@ -83,7 +83,7 @@ def end_in_order(ranks: list[RankProcess]) -> list[str]:
     Whoever needs longer than `END_LIMIT_S` is left to `end_now`.
     """
     for rank in ranks:
-        rank.tell("end")
+        rank.tell(0, "end")
     deadline = time.monotonic() + END_LIMIT_S
     troubles = []
     for rank in ranks:

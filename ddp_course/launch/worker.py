@@ -99,7 +99,7 @@ def _set_environment(rank: int, settings: Settings) -> None:
 class _Rank:
     def __init__(self, rank: int, settings: Settings, pipe: Connection):
         self.rank, self.settings, self.pipe = rank, settings, pipe
-        self.calls: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[tuple[int, bytes, dict] | None] = queue.SimpleQueue()
         self.sending = threading.Lock()
         self.main_thread = threading.get_ident()
         self.called_ns = time.time_ns()  # when the present call began
@@ -110,11 +110,12 @@ class _Rank:
         threading.Thread(target=self.watch, name="ddp_course watcher", daemon=True).start()
         try:
             self.join()
-            self.send("ready", None)
+            self.send(0, "ready", cloudpickle.dumps(None))
         except BaseException as error:  # whatever it is, the parent must hear of it
-            self.send("raised", report.describe(error, self.rank, during="start"))
+            self.send(0, "raised", report.describe(error, self.rank, during="start"))
         while call := self.calls.get():
-            self.send(*self.answer(*call))
+            number, payload, sources = call
+            self.send(number, *self.answer(payload, sources))
         self.leave()
 
     def join(self) -> None:
@@ -159,13 +160,13 @@ class _Rank:
     def watch(self) -> None:
         while True:
             try:
-                word, content = self.pipe.recv()
+                number, word, content = self.pipe.recv()
             except (EOFError, OSError):  # the parent is gone: leave nothing behind
                 os.killpg(0, signal.SIGKILL)
             if word == "call":
-                self.calls.put(content)
+                self.calls.put((number, *content))
             elif word == "where":
-                self.send("where", self.where())
+                self.send(number, "where", self.where())
             elif word == "end":
                 self.calls.put(None)
 
@@ -173,9 +174,9 @@ class _Rank:
         line = flight.own_line(flight.stack_of(self.main_thread))
         return flight.Whereabouts(self.rank, "running", line, flight.recorded(self.called_ns))
 
-    def send(self, word: str, content: Any) -> None:
+    def send(self, number: int, word: str, content: Any) -> None:
         try:
             with self.sending:
-                self.pipe.send((word, content))
+                self.pipe.send((number, word, content))
         except OSError:  # the parent is gone or has given up on us; the watcher sees it too
             traceback.print_exc()

@@ -206,3 +206,22 @@ def in_flight(rank, world_size):
     work.wait()
     dist.barrier()
     return before, recorded(since)[0].finished
+
+
+def slow_but_in_time(rank, world_size, pause_s):
+    for _ in range(4):
+        if rank == 1:
+            time.sleep(pause_s)
+        dist.all_reduce(torch.ones(1))
+    return rank
+
+
+class Unreadable:
+    """Can be sent, but not rebuilt."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+def return_unreadable(rank, world_size):
+    return Unreadable()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ddp_course import RankError, launch
+from ddp_course import RankError, RankPool, launch
 from tests.launch import on_ranks
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
@@ -125,3 +125,15 @@ def test_a_failed_start_names_the_rank():
     error = failure_of(unknown_backend_on_one, 2, init=False)
     assert error.rank == 0
     assert "no such backend" in str(error).lower()
+
+
+def test_a_slow_rank_that_comes_in_time_is_not_a_hang():
+    # Each wait is within the limit, all of them together are not; the next call must not see this one's waits.
+    with RankPool(2, start_method="forkserver", timeout_s=1.0, quiet=True) as ranks:
+        for _ in range(2):
+            assert ranks.run(on_ranks.slow_but_in_time, (0.7,)) == [0, 1]
+
+
+def test_a_result_that_cannot_be_rebuilt_is_named():
+    error = failure_of(on_ranks.return_unreadable, 2)
+    assert (error.kind, error.rank, error.error_type) == ("result", 0, "ValueError")

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from ddp_course import RankError, launch
+from ddp_course import RankError, groups, launch
 from ddp_course.launch import processes
 from tests.launch import on_ranks
 
@@ -62,7 +62,7 @@ def test_both_rendezvous(rendezvous):
 
 
 def test_ranks_share_the_cores(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(groups, "usable_cores", lambda: 6)
     assert launch(on_ranks.threads, 2, start_method="forkserver", quiet=True) == [3, 3]
 
 

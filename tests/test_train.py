@@ -1,6 +1,7 @@
 """Training on two ranks is training on one with the whole batch, whoever starts the ranks."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -262,9 +263,17 @@ STARTERS = {
 }
 
 
+@pytest.fixture
+def two_cores():
+    """One thread for each of two ranks: `launch` shares out the cores that it may use."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.parametrize("starter", STARTERS)
-def test_every_starter_trains_the_same_bits(ranks, starter, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_every_starter_trains_the_same_bits(ranks, starter, two_cores):
     options = ["--epochs=2", "--hidden=32", "--backend=gloo", "--no-progress", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", *STARTERS[starter], *options], capture_output=True, text=True, timeout=120

@@ -1,0 +1,67 @@
+"""How does a learner learn whether the answer is right? `check("03.1", place)` prints it and returns the points.
+
+The same call serves the cell in the notebook, the terminal, the autograder (with another seed) and the tests.
+Read next: `exercise.py`, what a check is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict, shown
+from ddp_course.grading.isolated import LIMIT_S, MOST_LINES, Answer
+from ddp_course.grading.registry import find_exercise
+
+
+def check(exercise_id: str, function: Callable, *, seed: int = 0, limit_s: float = LIMIT_S) -> int:
+    """Run `function` in processes of its own, print what is right and what is not, and return the points.
+
+    Args:
+        exercise_id: such as "03.1".
+        function: the learner's.
+        seed: chooses the cases and the numbers of ranks; the same seed, the same cases.
+        limit_s: for each run of the function.
+    Raises:
+        ValueError: there is no such exercise.
+    """
+    exercise = find_exercise(exercise_id)
+    verdicts, printed = judged(exercise, function, seed, limit_s)
+    print(f"{exercise.id} {exercise.title}")
+    for before, verdict in zip([None, *verdicts], verdicts, strict=False):
+        print(shown(_without_repetition(verdict, before)))
+    if printed:
+        print("your function printed:", *printed[:MOST_LINES], *["..."] * (len(printed) > MOST_LINES), sep="\n    ")
+    points = sum(verdict.points for verdict in verdicts)
+    print(f"{points} of {exercise.points} points")
+    return points
+
+
+def _without_repetition(verdict: Verdict, before: Verdict | None) -> Verdict:
+    """Say the same traceback once."""
+    if before is None or verdict.fault is None or before.fault is None or verdict.fault.report != before.fault.report:
+        return verdict
+    report = "the same error" if verdict.fault.report else ""
+    return replace(verdict, fault=replace(verdict.fault, report=report))
+
+
+def judged(exercise: Exercise, function: Callable, seed: int, limit_s: float) -> tuple[list[Verdict], list[str]]:
+    """Return a verdict on each check of the exercise, and what the function printed."""
+    found: dict[str, Fault | None] = {}
+    failure, printed = None, []
+    try:
+        answer = Answer(function, exercise, limit_s)
+        printed = answer.printed
+        for key, fault in exercise.judge(answer, Random(f"{exercise.id}/{seed}")):
+            found[key] = fault
+    except AnswerFailed as failed:
+        failure = failed.fault
+    verdicts = []
+    for item in exercise.checks:
+        if item.key in found:
+            verdicts.append(Verdict(item, found[item.key]))
+        else:
+            verdicts.append(Verdict(item, failure, reached=failure is not None))
+            failure = None  # said once; the checks after it were not reached
+    return verdicts, printed

@@ -1,0 +1,130 @@
+"""How is a learner's function run, when it may hang, crash or end its process?
+
+Always in processes of its own, started by `launch` with a time limit. What comes back is plain data, or an
+`AnswerFailed` that says in the learner's terms what happened: their own traceback, the rank that died, the line where
+the ranks wait. After a hang nothing more is run, so a check ends in bounded time.
+
+Read next: `observe.py`, what is noted while the function runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import cloudpickle
+import torch
+
+from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
+from ddp_course.grading.observe import course_helpers_refused
+from ddp_course.launch import RankError, launch
+
+LIMIT_S = 10.0  # for one run of an answer
+TIMEOUT_S = 5.0  # for one collective of an answer
+MOST_LINES = 20  # of what the answer printed
+
+# Told by any exercise's check, after the exercise's own hints.
+_COMMON_HINTS = (
+    (r"raised NotImplementedError", "this is not written yet; replace the line `raise NotImplementedError()`"),
+    (r"raised SystemExit|exit status", "the function ends its process; remove exit(), sys.exit() or os._exit()"),
+    (r"killed by SIGKILL", "the process was killed, most often because memory ran out"),
+    (r"never entered", "one rank skips a collective that the others wait in; look for a branch on the rank"),
+    (r"disagree about collective", "every rank must call the same collectives in the same order"),
+    (r"no result after", "an endless loop, or ranks that wait for each other"),
+)
+
+
+class Answer:
+    """A learner's function, packed so that fresh processes can run it.
+
+    Raises:
+        AnswerFailed: what was given is no function, or cannot travel.
+    """
+
+    def __init__(self, function: Callable, exercise: Exercise, limit_s: float = LIMIT_S):
+        self.exercise, self.limit_s = exercise, limit_s
+        self.printed: list[str] = []
+        if not callable(function):
+            given = f"{type(function).__name__} {str(function)[:60]}"
+            cause = f'give the function itself: check("{exercise.id}", {exercise.function})'
+            raise AnswerFailed(Fault(expected=f"the function {exercise.function}", found=given, cause=cause))
+        try:
+            self.packed = cloudpickle.dumps(function)
+        except Exception as error:  # whatever the function refers to says so in its own way
+            found = f"{type(error).__name__}: {error}"
+            cause = "the function uses something that cannot leave the notebook, such as an open file; make it inside"
+            raise AnswerFailed(Fault("a function that can run in other processes", found, cause=cause)) from None
+
+    def run(self, driver: Callable, world_size: int, *args: Any, init: bool = False) -> list:
+        """Call `driver(rank, world_size, function, *args)` on fresh ranks and return what each returned.
+
+        Args:
+            driver: a function of the grader's that calls the learner's and returns plain data.
+            init: whether the ranks have a process group already.
+        Raises:
+            AnswerFailed: the function raised, died or ran past its limit.
+        """
+        printed = StringIO()
+        try:
+            with redirect_stdout(printed), warnings.catch_warnings(action="ignore"):
+                return launch(
+                    _call,
+                    world_size,
+                    args=(driver, self.packed, args),
+                    init=init,
+                    backend="gloo",
+                    start_method="forkserver",
+                    timeout_s=TIMEOUT_S,
+                    limit_s=self.limit_s,
+                )
+        except RankError as error:
+            raise AnswerFailed(self._fault(error)) from None
+        finally:
+            lines = printed.getvalue().splitlines()
+            self.printed += [line for line in lines if line.startswith("rank ") and " | " in line]
+
+    def _fault(self, error: RankError) -> Fault:
+        if error.error_type == "FaultFound":
+            return Fault(**json.loads(error.message))
+        if error.kind == "start":
+            return Fault(report=str(error), cause="the ranks could not start; `ddp-course doctor` looks for the reason")
+        report = without_grader(str(error))
+        hints = (*self.exercise.hints, *_COMMON_HINTS)
+        cause = next((hint for pattern, hint in hints if re.search(pattern, report)), "")
+        if error.error_type == "NotImplementedError":
+            return Fault(cause=cause)
+        return Fault(report=report, cause=cause)
+
+
+def _call(rank: int, world_size: int, driver: Callable, packed: bytes, args: tuple) -> Any:
+    warnings.simplefilter("ignore")  # what matters is said by the check
+    with course_helpers_refused():  # before unpacking, which looks the function's globals up
+        return driver(rank, world_size, cloudpickle.loads(packed), *args)
+
+
+def without_grader(report: str) -> str:
+    """Return a report without the frames of this package: they are no concern of the learner's."""
+    kept: list[str] = []
+    lines = iter(report.strip("\n").split("\n"))
+    for line in lines:
+        if re.match(r"\s+(at )?ddp_course/grading/", line):
+            next(lines, None)  # the frame's source line
+        else:
+            kept.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept))
+
+
+def plain(value: Any) -> Any:
+    """Return a learner's value as something that can travel and be compared: numbers, text, lists."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)[:80]

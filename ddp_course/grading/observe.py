@@ -1,0 +1,153 @@
+"""What did the answer do, while it ran? Noted inside a rank, without asking the learner to call anything of ours.
+
+Every collective of torch passes its dispatcher, whichever Python function called it; a dispatch mode sees it with its
+process group. New groups are seen where torch makes them. The few private names of torch that this needs are all here.
+
+Source: torch/distributed/distributed_c10d.py, torch/utils/_python_dispatch.py.
+Read next: `lessons/process_groups.py`, which judges by these notes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_course.grading.exercise import Fault, FaultFound
+
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+MATCH_WAIT_S = 4.0  # for the other ranks to make the same group
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective, as a rank entered it."""
+
+    op: str  # "allreduce", "broadcast", "barrier", ...
+    ranks: tuple[int, ...]  # of the group, as numbered in the default group
+    timeout_s: float  # of the group
+    n_bytes: int  # of the tensors given
+
+
+class Collectives(TorchDispatchMode):
+    """Within the `with` block, note every collective of this thread in `calls`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.on_call: Callable[[], object] = lambda: None  # a look at the moment of each
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        space, _, name = str(func).partition(".")
+        if space in ("c10d", "_c10d_functional"):
+            group = next((found for found in map(_as_group, args) if found is not None), None)
+            if group is not None:
+                self.calls.append(Call(name.partition(".")[0].strip("_"), *_facts(group), _n_bytes(args)))
+                self.on_call()
+        return func(*args, **(kwargs or {}))
+
+
+def _as_group(arg: object) -> dist.ProcessGroup | None:
+    """Return the process group that an operator's argument stands for: an object, or in newer operators a name."""
+    if isinstance(arg, torch.ScriptObject) and arg._type().name() == "ProcessGroup":
+        return dist.ProcessGroup.unbox(arg)
+    if isinstance(arg, str) and arg not in ("sum", "avg", "max", "min", "product"):
+        return c10d._resolve_process_group(arg)
+    return None
+
+
+def _facts(group: dist.ProcessGroup) -> tuple[tuple[int, ...], float]:
+    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    return tuple(dist.get_process_group_ranks(group)), timeout.total_seconds()
+
+
+def _n_bytes(args: tuple) -> int:
+    first = next((a for a in args if isinstance(a, torch.Tensor | list)), [])
+    tensors = [first] if isinstance(first, torch.Tensor) else first
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+
+
+@contextmanager
+def same_groups_everywhere(rank: int, world_size: int, path: str) -> Iterator[list[list[int]]]:
+    """Within the block, refuse a new group that not every rank makes; yields the groups made so far.
+
+    torch does not notice: groups of different ranks get one name, and the job hangs, or the wrong ranks meet.
+
+    Args:
+        path: of a file for the grader's own store; fresh for each run, the same on all ranks.
+    Raises:
+        FaultFound: on every rank, when the ranks disagree about their next group or one makes none.
+    """
+    store, made = dist.FileStore(path, world_size), []
+    make = c10d._new_group_with_tag
+
+    def observed(ranks=None, *args, use_local_synchronization=False, **kwargs):
+        chosen = sorted(ranks) if ranks is not None else list(range(world_size))
+        if not use_local_synchronization:  # with it, torch asks only the members to call
+            _compare(store, rank, world_size, len(made), chosen)
+        made.append(chosen)
+        return make(ranks, *args, use_local_synchronization=use_local_synchronization, **kwargs)
+
+    with mock.patch.object(c10d, "_new_group_with_tag", observed):
+        yield made
+
+
+def _compare(store: dist.Store, rank: int, world_size: int, number: int, chosen: list[int]) -> None:
+    keys = [f"{number}/{other}" for other in range(world_size)]
+    store.set(keys[rank], str(chosen))
+    with suppress(RuntimeError):  # who did not come is seen below
+        store.wait(keys, timedelta(seconds=MATCH_WAIT_S))
+    theirs = [store.get(key).decode() if store.check([key]) else "none" for key in keys]
+    if len(set(theirs)) > 1:
+        other = next(i for i, groups in enumerate(theirs) if groups != theirs[0])
+        expected = f"the same groups, in the same order, on every rank; number {number + 1} of rank 0 is {theirs[0]}"
+        raise FaultFound(
+            Fault(
+                expected=expected,
+                found=f"number {number + 1} is {theirs[other]}",
+                rank=other,
+                cause="new_group is called only for the rank's own group; every rank must call it for every group, "
+                "also for those it is not in",
+            )
+        )
+
+
+@contextmanager
+def launcher_variables_hidden() -> Iterator[None]:
+    """Within the block, `os.environ` has none of the variables that a launcher sets."""
+    kept = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    with mock.patch.dict(os.environ, kept, clear=True):
+        yield
+
+
+@contextmanager
+def course_helpers_refused() -> Iterator[None]:
+    """Within the block, the course's ready-made helpers say that they are to be written."""
+    from ddp_course import groups
+
+    with mock.patch.multiple(groups, **{name: _refuser(name) for name in ("read_place", "join_group", "split_group")}):
+        yield
+
+
+def _refuser(name: str):
+    def refuse(*args, **kwargs):
+        cause = "this exercise is to write what that function does"
+        raise FaultFound(Fault("torch.distributed alone", f"a call of ddp_course.groups.{name}", cause=cause))
+
+    return refuse

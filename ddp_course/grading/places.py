@@ -1,0 +1,34 @@
+"""Where are the course's files, and is nbgrader there?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def course_root() -> Path:
+    """Return the course's folder: the working folder or one above it that has exercises/, else the package's own.
+
+    Raises:
+        RuntimeError: there is none; says where to go.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents, Path(__file__).parents[2]):
+        if (folder / "exercises").is_dir() or (folder / "solutions").is_dir():
+            return folder
+    raise RuntimeError("no folder exercises/ here or above; go to the course's folder (the one with exercises/ in it)")
+
+
+def need_nbgrader() -> None:
+    """Make sure that nbgrader can run.
+
+    Raises:
+        RuntimeError: it is not installed; says how to get it.
+    """
+    if find_spec("nbgrader") is None:
+        raise RuntimeError("grading a class needs nbgrader: run `make env`, or pip install 'ddp-course[instructor]'")
+    programs = str(Path(sys.executable).parent)  # nbgrader calls `alembic` by name
+    if programs not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])

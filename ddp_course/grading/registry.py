@@ -1,0 +1,36 @@
+"""Which exercises are there? Each lesson's are in a file of their own, loaded when asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ddp_course.grading.exercise import Exercise
+
+# Lesson -> (folder of its notebook in exercises/ and solutions/, file in lessons/).
+LESSONS = {
+    "03": ("03_process_groups", "process_groups"),
+}
+
+
+def exercises_of(lesson: str) -> tuple[Exercise, ...]:
+    """Return the exercises of one lesson, such as "03".
+
+    Raises:
+        ValueError: the lesson has no exercises; names those that have.
+    """
+    if lesson not in LESSONS:
+        raise ValueError(f"lesson {lesson!r} has no exercises; there are exercises for {', '.join(LESSONS)}")
+    return import_module(f"ddp_course.grading.lessons.{LESSONS[lesson][1]}").EXERCISES
+
+
+def find_exercise(exercise_id: str) -> Exercise:
+    """Return the exercise with this number, such as "03.1".
+
+    Raises:
+        ValueError: there is none; names those of its lesson.
+    """
+    exercises = exercises_of(exercise_id.partition(".")[0])
+    found = next((exercise for exercise in exercises if exercise.id == exercise_id), None)
+    if found is None:
+        raise ValueError(f"no exercise {exercise_id!r}; there are {', '.join(e.id for e in exercises)}")
+    return found

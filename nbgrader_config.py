@@ -1,0 +1,36 @@
+"""nbgrader's settings for this course: `nbgrader` and formgrader read this file when started in this folder.
+
+`make grade SUBMISSIONS=folder` grades a class without any of nbgrader's own commands; see CONTRIBUTING.md.
+"""
+
+import os
+
+from ddp_course.grading.places import need_nbgrader
+
+need_nbgrader()
+c = get_config()  # noqa: F821  (traitlets puts it here)
+
+c.CourseDirectory.root = os.path.dirname(os.path.abspath(__file__))
+c.CourseDirectory.course_id = "ddp_course"
+c.CourseDirectory.source_directory = "solutions"
+c.CourseDirectory.release_directory = "exercises"
+c.CourseDirectory.submitted_directory = "submitted"
+
+# Test cells that were changed, or taken out, are put back.
+c.OverwriteCells.add_missing_cells = True
+c.Autograde.sanitize_preprocessors = [
+    "nbgrader.preprocessors.ClearOutput",
+    "nbgrader.preprocessors.DeduplicateIds",
+    "nbgrader.preprocessors.OverwriteKernelspec",
+    "ddp_course.grading.autograder.RestoreCells",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]
+# A cell that kills or blocks its kernel costs only itself.
+c.Autograde.autograde_preprocessors = [
+    "ddp_course.grading.autograder.SturdyExecute",
+    "nbgrader.preprocessors.IgnorePattern",
+    "nbgrader.preprocessors.LimitOutput",
+    "nbgrader.preprocessors.SaveAutoGrades",
+    "nbgrader.preprocessors.AssignLatePenalties",
+    "nbgrader.preprocessors.CheckCellMetadata",
+]

@@ -101,9 +101,7 @@ def load_digits(split: str) -> Images:
         from sklearn.datasets import load_digits as sklearn_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise DatasetError(
-            "the digits come with scikit-learn, which is not installed; run `make env`"
-        ) from error
+        raise DatasetError("the digits come with scikit-learn, which is not installed; run `make env`") from error
     digits = sklearn_digits()  # pixels are whole numbers from 0 to 16
     train_rows, test_rows = train_test_split(
         range(len(digits.target)),

@@ -75,9 +75,7 @@ def mnist_files() -> dict[str, bytes]:
     generator = torch.Generator().manual_seed(1)
     files = {}
     for split, n in (("train", 12), ("t10k", 5)):
-        files[f"{split}-images-idx3-ubyte"] = idx_bytes(
-            torch.randint(0, 256, (n, 28, 28), generator=generator)
-        )
+        files[f"{split}-images-idx3-ubyte"] = idx_bytes(torch.randint(0, 256, (n, 28, 28), generator=generator))
         files[f"{split}-labels-idx1-ubyte"] = idx_bytes(torch.arange(n) % 10)
     return files
 
@@ -110,9 +108,7 @@ def test_the_folder_may_come_from_the_environment(mnist_root, monkeypatch):
 def test_half_a_file_is_not_taken_for_good(mnist_root, broken):
     path = mnist_root / "MNIST" / "raw" / broken
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(
-        DatasetError, match=r"mnist: the files in .*MNIST are incomplete or broken .*remove that"
-    ):
+    with pytest.raises(DatasetError, match=r"mnist: the files in .*MNIST are incomplete or broken .*remove that"):
         load("mnist", "train", mnist_root)  # also when the other split is the broken one
     assert path.exists()  # whose files they are is not ours to judge
 
@@ -189,9 +185,7 @@ def test_a_bad_download_leaves_nothing(tmp_path, serve, archives, fault):
     name = "t10k-labels-idx1-ubyte.gz"
     archives[name] = archives[name][:-4] if fault == "half a file" else gzip.compress(b"something else")
     serve(archives)
-    with pytest.raises(
-        DatasetError, match=r"mnist is not in .* cannot be downloaded: File not found or corrupted"
-    ):
+    with pytest.raises(DatasetError, match=r"mnist is not in .* cannot be downloaded: File not found or corrupted"):
         load("mnist", "train", tmp_path)
     assert os.listdir(tmp_path) == []
 
@@ -222,9 +216,7 @@ def test_offline_the_error_names_dataset_folder_and_way_out(tmp_path, monkeypatc
     message = str(caught.value)
     assert message.startswith(f"{name} is not in {tmp_path} (looked for the folder ")
     assert "Connection refused" in message
-    assert message.endswith(
-        f"give a folder that has {name} (root=...), or use the digits, which need no download"
-    )
+    assert message.endswith(f"give a folder that has {name} (root=...), or use the digits, which need no download")
     assert "\n" not in message
     assert os.listdir(tmp_path) == []
 

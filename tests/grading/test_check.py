@@ -1,0 +1,93 @@
+"""What a check says about things that are no answers, and that the same seed gives the same verdict."""
+
+import pytest
+
+from ddp_course.grading import check
+from ddp_course.grading.registry import find_exercise
+from ddp_course.launch import launch
+from tests.grading.bank_03 import JOIN, PLACE
+from tests.grading.test_bank_03 import written
+
+
+def test_an_unknown_exercise_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="no exercise '03.9'; there are 03.1, 03.2, 03.3, 03.4"):
+        check("03.9", print)
+    with pytest.raises(ValueError, match="lesson '99' has no exercises; there are exercises for 03"):
+        check("99.1", print)
+
+
+def test_a_value_instead_of_the_function_scores_nothing_and_is_named(capsys):
+    assert check("03.1", (0, 0, 0, "cpu")) == 0
+    said = capsys.readouterr().out
+    assert "found: tuple (0, 0, 0, 'cpu')" in said and 'check("03.1", place)' in said
+
+
+def test_a_function_that_cannot_leave_the_notebook_scores_nothing_and_is_told_why(tmp_path, capsys):
+    with (tmp_path / "log").open("w") as log:
+
+        def place(environ, gpus):
+            log.write("here")
+
+        place.__module__ = "__main__"
+        assert check("03.1", place) == 0
+    assert "cannot leave the notebook" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+def test_an_answer_not_yet_written_scores_nothing_without_a_traceback(capsys):
+    assert check("03.2", written("03.2", "def join_and_sum(*args):\n    raise NotImplementedError()\n")) == 0
+    said = capsys.readouterr().out
+    assert "this is not written yet" in said and "rank 0 of" not in said
+
+
+@pytest.mark.timeout(120)
+def test_what_an_answer_prints_is_shown_by_rank(capsys):
+    talkative = written("03.2", JOIN.replace("    total =", "    print('my value is', value)\n    total ="))
+    assert check("03.2", talkative) == 5
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.strip() for line in lines if "my value is" in line]
+    assert shown[0].startswith("rank 0 | my value is ") and shown[1].startswith("rank 1 | my value is ")
+
+
+@pytest.mark.timeout(120)
+def test_the_same_seed_gives_the_same_words_and_another_seed_other_values(capsys):
+    wrong, said = written("03.1", PLACE.replace("rank // per_node", "rank")), []
+    for seed in (3, 3, 4):
+        check("03.1", wrong, seed=seed)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+
+
+def test_points_are_whole_and_add_up():
+    assert [find_exercise(f"03.{n}").points for n in (1, 2, 3, 4)] == [5, 5, 5, 3]
+
+
+def _talk(rank: int, world_size: int) -> list:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+
+    from ddp_course.grading.observe import Collectives
+
+    pair = dist.new_group([0, 1])
+    with Collectives() as seen:
+        dist.all_reduce(torch.zeros(3))
+        dist.broadcast(torch.zeros(5, dtype=torch.float64), 0, async_op=True).wait()
+        if rank < 2:
+            dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.zeros(2), group=pair)
+        functional.all_reduce(torch.zeros(7), "sum", dist.group.WORLD).wait()
+        dist.barrier()
+    dist.all_reduce(torch.zeros(3))
+    return [(call.op, call.ranks, call.timeout_s) for call in seen.calls], [call.n_bytes for call in seen.calls[:2]]
+
+
+@pytest.mark.timeout(120)
+def test_every_way_to_call_a_collective_is_noted_with_its_ranks():
+    notes = launch(_talk, 3, start_method="forkserver", timeout_s=20, limit_s=60, quiet=True)
+    world = (0, 1, 2)
+    for rank, (calls, n_bytes) in enumerate(notes):
+        assert n_bytes == [12, 40]
+        inside = [("allgather", (0, 1))] if rank < 2 else []
+        expected = [("allreduce", world), ("broadcast", world), *inside, ("all_reduce", world), ("barrier", world)]
+        assert [(op, ranks) for op, ranks, _ in calls] == expected
+        assert calls[0][2] == 20

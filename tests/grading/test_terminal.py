@@ -1,0 +1,58 @@
+"""`ddp-course check 03`: the saved notebook, checked in the terminal."""
+
+import argparse
+
+import nbformat
+import pytest
+
+from ddp_course.grading.cli import add_check_arguments, run_check
+from ddp_course.grading.registry import exercises_of
+from ddp_course.grading.terminal import check_notebook
+from tests.grading.submissions import SOLUTION, cell_of, filled, solutions
+
+
+def checked(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_check_arguments(parser)
+    return run_check(parser.parse_args([str(a) for a in arguments]))
+
+
+@pytest.mark.timeout(200)
+def test_the_solution_scores_full_marks_with_an_exit_code_of_zero(capsys):
+    assert checked("03", "--notebook", SOLUTION, "--seed", "2") == 0
+    out, err = capsys.readouterr()
+    assert "03_process_groups.ipynb: 18 of 18 points" in out and out.count("✓") == 16 and "✗" not in out
+    assert err == ""
+
+
+@pytest.mark.timeout(200)
+def test_each_broken_answer_costs_only_itself(tmp_path):
+    answers = solutions()
+    broken = filled(
+        {
+            "03.1": "import os\nos._exit(1)",
+            "03.2": "while True:\n    pass",
+            "03.3": "def node_sum(rank, world_size, ranks_per_node, value):\n    while True:\n        pass",
+            "03.4": answers["03.4"],
+        }
+    )
+    cell_of(broken, "ex-03-1-check").source = "def check(*args):\n    return 5"  # what a notebook's own check says
+    cell_of(broken, "ex-03-1-test").source = "5"  # and its test, does not matter
+    path, said = tmp_path / "mine.ipynb", []
+    nbformat.write(broken, path)
+    points = check_notebook(path, exercises_of("03"), say=said.append, answer_timeout=3)
+    words = "\n".join(said)
+    assert points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.4": 3}, words
+    assert "KernelDied: the kernel died while this cell ran" in words
+    assert "CellTimeoutError: the cell ran past its time limit" in words
+    assert "✗ there is no function place; its cell did not run" in words
+    assert "an endless loop, or ranks that wait for each other" in words
+
+
+def test_what_cannot_be_checked_gets_one_sentence_and_exit_code_two(tmp_path, capsys):
+    assert checked("03.9") == checked("77") == checked("03", "--notebook", tmp_path / "none.ipynb") == 2
+    (tmp_path / "words.ipynb").write_text("not a notebook")
+    assert checked("03", "--notebook", tmp_path / "words.ipynb") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 4
+    assert "no exercise '03.9'" in err and "there is no notebook at" in err and "is not a notebook" in err

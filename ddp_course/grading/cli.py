@@ -29,8 +29,10 @@ def run_check(args: argparse.Namespace) -> int:
         )
         return 2
     try:
-        exercises = chosen_exercises(args.exercise)
-        path = args.notebook or notebook_of(args.exercise, course_root())
+        lesson, dot, number = args.exercise.partition(".")
+        what = f"{lesson:0>2}{dot}{number}"  # "3" is lesson 03
+        exercises = chosen_exercises(what)
+        path = args.notebook or notebook_of(what, course_root())
         points = check_notebook(path, exercises, args.seed)
     except (ValueError, RuntimeError) as error:
         print(error, file=sys.stderr)

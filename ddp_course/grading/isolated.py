@@ -26,7 +26,7 @@ from ddp_course.launch import RankError, launch
 
 LIMIT_S = 10.0  # for one run of an answer
 TIMEOUT_S = 5.0  # for one collective of an answer
-MOST_LINES = 20  # of what the answer printed
+MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 
 # Told by any exercise's check, after the exercise's own hints.
 _COMMON_HINTS = (
@@ -86,7 +86,7 @@ class Answer:
             raise AnswerFailed(self._fault(error)) from None
         finally:
             lines = printed.getvalue().splitlines()
-            self.printed += [line for line in lines if line.startswith("rank ") and " | " in line]
+            self.printed += [line[:MOST_LETTERS] for line in lines if line.startswith("rank ") and " | " in line]
 
     def _fault(self, error: RankError) -> Fault:
         if error.error_type == "FaultFound":
@@ -127,4 +127,4 @@ def plain(value: Any) -> Any:
         return value.item() if value.numel() == 1 else value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return str(value)[:80]
+    return str(value) if isinstance(value, torch.device) else f"<{type(value).__name__}>"  # no addresses

@@ -73,7 +73,7 @@ def _as_group(arg: object) -> dist.ProcessGroup | None:
 
 
 def _facts(group: dist.ProcessGroup) -> tuple[tuple[int, ...], float]:
-    timeout = group._get_backend(torch.device("cpu")).options._timeout
+    timeout = group._get_backend(group._device_types[0]).options._timeout
     return tuple(dist.get_process_group_ranks(group)), timeout.total_seconds()
 
 

@@ -102,7 +102,7 @@ def _place_cause(found: Any, right: list, gpus: int, ranks_per_node: int, enviro
         return "return four values: rank, local rank, node, device"
     if 997 in found or "997" in found:
         return READS_ENVIRON
-    if any(isinstance(value, str) for value in found[:3]):
+    if any(isinstance(value, str) and value.isdigit() for value in found[:3]):
         return "environment variables are text; make numbers of them with int()"
     if found[:2] != [rank, local_rank]:
         return "the first two are RANK and LOCAL_RANK, in this order"

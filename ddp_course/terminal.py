@@ -111,8 +111,7 @@ def replicas_are_equal(results: list[Result]) -> bool:
 def summary(config: Config, results: list[Result]) -> str:
     """Return the story of a run: a line an epoch, then what came of it."""
     first = results[0]
-    lines = [f"note: {note}" for note in first.notes]
-    lines.append("epoch    loss  test" + "".join(f"  rank {result.rank}" for result in results))
+    lines = ["epoch    loss  test" + "".join(f"  rank {result.rank}" for result in results)]
     for i, (loss, accuracy) in enumerate(zip(first.losses, first.accuracies, strict=True)):
         own = "".join(f"  {result.own_losses[i]:6.4f}" for result in results)
         lines.append(f"{first.first_epoch + i + 1:5d}  {loss:6.4f}  {accuracy:.1%}{own}")

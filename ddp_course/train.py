@@ -115,6 +115,8 @@ def train(rank: int, world_size: int, config: Config) -> Result:
     model, notes = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     first_epoch = resume(config, model, optimizer, device) if config.resume else 0
+    if rank == 0:
+        print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
 
     replica = DistributedDataParallel(model)  # every rank starts from rank 0's weights
     sampler = DistributedSampler(train_set, world_size, rank, seed=config.seed)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from ddp_course import RankError, RankPool
+from ddp_course import RankError, RankPool, launch
 from ddp_course.checkpoint import load_checkpoint
 from ddp_course.data import Images, load
 from ddp_course.models import MLP
@@ -215,6 +215,13 @@ def test_replicas_with_batchnorm_end_equal_and_carry_the_note(ranks, model, loca
     results = run(ranks, replace(QUICK, model=model, epochs=1, local_batch=local_batch))
     assert results[0].checksum == results[1].checksum
     assert all(len(result.notes) == 1 for result in results)
+
+
+def test_the_note_is_said_once_by_rank_0(capsys):
+    config = replace(QUICK, model="mlp_bn", epochs=1)
+    launch(train, 2, args=(config,), backend="gloo", start_method="forkserver", limit_s=90)
+    said = [line for line in capsys.readouterr().out.splitlines() if "note" in line]
+    assert said == ["rank 0 | note: torch's SyncBatchNorm needs GPUs: each rank's BatchNorm sees its own rows only"]
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ LESSON = Path("notebooks") / "00_start_here.ipynb"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 BROWSER_FLAGS += ["--disable-background-networking", "--disable-component-update"]
-START_LIMIT_S, RUN_LIMIT_S = 60, 240
+START_LIMIT_S, RUN_LIMIT_S = 90, 360
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
 
 
 @pytest.fixture

@@ -4,6 +4,9 @@
 put back as released, the notebook is run, the points go into gradebook.db, and feedback is written as HTML. A
 submission that cannot be graded is named with the reason, and the rest goes on.
 
+A submission is a program, and runs with your rights. Grade strangers' work under a user, or on a machine, that has
+nothing to lose.
+
 Left out so far: several at a time, going on after an interruption, CSV. Needs nbgrader.
 Read next: `autograder.py`; nbgrader's `apps/api.py`.
 """
@@ -22,8 +25,6 @@ from typing import Any
 from ddp_course.grading.execute import KERNEL_DIED, NOT_RUN, TIMEOUT, cell_role
 from ddp_course.grading.places import need_nbgrader
 from ddp_course.grading.registry import LESSONS, exercises_of
-
-OUTPUTS = ("gradebook.db", "autograded", "feedback")
 
 
 @dataclass
@@ -120,8 +121,10 @@ class Classroom:
             earned = {grade.name: grade.score for grade in grades}
         return {exercise.id: earned.get(test_cell(exercise.id), 0.0) for exercise in exercises_of(lesson)}
 
-    def close(self) -> None:
-        """Remove what was only needed meanwhile."""
+    def __enter__(self) -> Classroom:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._release.cleanup()
 
 

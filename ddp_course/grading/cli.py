@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddp_course.grading.places import course_root
+from ddp_course.grading.places import course_root, need_nbgrader
 from ddp_course.grading.registry import exercises_of
 
 
@@ -52,21 +52,22 @@ def add_grade_arguments(parser: argparse.ArgumentParser) -> None:
 def run_grade(args: argparse.Namespace) -> int:
     """Grade a class; return 0 when every submission was looked at, 2 when there is nothing to grade."""
     try:
-        from ddp_course.grading.places import need_nbgrader
-
         need_nbgrader()
         from ddp_course.grading.classroom import Classroom
 
         root = course_root()
         if not args.submissions.is_dir():
             raise RuntimeError(f"{args.submissions} is not a folder; it holds <student>/<lesson>/<lesson>.ipynb")
-        classroom = Classroom(root, args.submissions, args.into or root)
-        if not classroom.found():
-            raise RuntimeError(f"no submissions in {args.submissions}; expected <student>/<lesson>/<lesson>.ipynb")
-        print_grades(classroom)
+        with Classroom(root, args.submissions, args.into or root) as classroom:
+            if not classroom.found():
+                raise RuntimeError(f"no submissions in {args.submissions}; expected <student>/<lesson>/<lesson>.ipynb")
+            print_grades(classroom)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; the submissions shown above are in the gradebook", file=sys.stderr)
+        return 130
     return 0
 
 

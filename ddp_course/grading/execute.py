@@ -8,6 +8,7 @@ are run again, and the notebook goes on. So a crash costs only itself. The whole
 (`autograder.py`). Read next: nbclient's `client.py`.
 """
 
+from math import ceil
 from time import monotonic
 
 import nbformat
@@ -89,7 +90,7 @@ class SturdyClient(NotebookClient):
         self._deadline = monotonic() + self.total_timeout
 
     def _get_timeout(self, cell: NotebookNode | None) -> int | None:
-        left = max(1, int(self._deadline - monotonic()))
+        left = max(1, ceil(self._deadline - monotonic()))
         if cell is None or not self.timeout:
             return left
         limit = self.answer_timeout if cell_role(cell) in ("answer", "free") else self.timeout

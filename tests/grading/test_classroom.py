@@ -3,6 +3,10 @@
 Everything is in one run: starting nbgrader and a kernel for each submission is what costs.
 """
 
+import contextlib
+import io
+from pathlib import Path
+
 import nbformat
 import pytest
 
@@ -39,9 +43,6 @@ def broken() -> nbformat.NotebookNode:
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """The whole class, graded once: the submissions' results by student, the folder, and what was printed."""
-    import contextlib
-    import io
-
     base = tmp_path_factory.mktemp("class")
     submit(base / "in", "ada", filled(solutions()))
     submit(base / "in", "ben", filled({}))
@@ -50,26 +51,22 @@ def graded(tmp_path_factory):
     submit(base / "in", "eve", "Dear teacher, my dog ate it.")
     (base / "in" / "fred" / FOLDER).mkdir(parents=True)
     submit(base / "in", "gus", '{"cells": 3, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
-    classroom = Classroom(ROOT, base / "in", base / "out", LIMITS)
     results, printed = {}, io.StringIO()
-    grade = classroom.grade
+    with Classroom(ROOT, base / "in", base / "out", LIMITS) as classroom, contextlib.redirect_stdout(printed):
+        grade = classroom.grade
 
-    def noted(student: str, lesson: str):
-        results[student] = grade(student, lesson)
-        return results[student]
+        def noted(student: str, lesson: str):
+            results[student] = grade(student, lesson)
+            return results[student]
 
-    classroom.grade = noted
-    with contextlib.redirect_stdout(printed):
+        classroom.grade = noted
         print_grades(classroom)
-    release = nbformat_text(classroom)
-    classroom.close()
+        release = release_of(classroom)
     return results, base, printed.getvalue(), release
 
 
-def nbformat_text(classroom: Classroom) -> str:
+def release_of(classroom: Classroom) -> str:
     """What nbgrader itself, with its database, makes of the solutions."""
-    from pathlib import Path
-
     return (Path(classroom.coursedir.release_directory) / FOLDER / f"{FOLDER}.ipynb").read_text(encoding="utf-8")
 
 

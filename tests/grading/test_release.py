@@ -1,6 +1,8 @@
 """exercises/ is what solutions/ generates, byte for byte, and a learner's answers are not overwritten."""
 
 import shutil
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -84,9 +86,6 @@ def test_without_nbgrader_one_sentence_says_how_to_get_it(monkeypatch, capsys):
 
 
 def test_importing_the_grading_loads_neither_nbgrader_nor_a_notebook_client():
-    import subprocess
-    import sys
-
     script = (
         "import sys, ddp_course.grading, ddp_course.grading.cli; print({'nbgrader', 'nbclient'} & set(sys.modules))"
     )

@@ -74,9 +74,7 @@ def data_parallel_step(
     return figure
 
 
-def shards(
-    images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indices: Sequence[Sequence[int]]
-) -> Figure:
+def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indices: Sequence[Sequence[int]]) -> Figure:
     """The first images of each rank's shard: one row a rank, the label above each image, its index below.
 
     Args:
@@ -129,6 +127,8 @@ def plot_losses(ax: Axes, by_rank: Sequence[Sequence[float]], mean: Sequence[flo
     ax.plot(points, mean, color=INK, linewidth=2.4, label="mean over ranks", zorder=1)
     ax.set_xlabel(unit, color=MUTED, fontsize=LABEL)
     ax.set_ylabel("training loss", color=MUTED, fontsize=LABEL)
-    ax.set_ylim(bottom=0)
+    ax.set_yscale("log")  # late losses are small, and there the ranks differ most
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter("")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(frameon=False, fontsize=SMALL)

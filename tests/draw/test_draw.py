@@ -10,6 +10,7 @@ import pytest
 
 from ddp_course import draw
 from ddp_course.draw import style
+from ddp_course.draw.overview import overview
 
 IMAGES = np.arange(4 * 8 * 8, dtype=float).reshape(4, 8, 8)
 
@@ -40,9 +41,7 @@ def _pictures():
         yield f"losses {world_size}", draw.losses([[2.0, 1.0]] * world_size, [2.0, 1.0])
         yield (
             f"shards {world_size}",
-            draw.shards(
-                [IMAGES] * world_size, [[0, 1, 2, 9]] * world_size, [[0, 10, 1000, 1796]] * world_size
-            ),
+            draw.shards([IMAGES] * world_size, [[0, 1, 2, 9]] * world_size, [[0, 10, 1000, 1796]] * world_size),
         )
     for world_size in (2, 4):
         numbers = [-1.125] * world_size
@@ -51,6 +50,7 @@ def _pictures():
             f"calls {world_size}",
             draw.collective_calls([["all_reduce"] * 3] * (world_size - 1) + [["barrier"]]),
         )
+        yield f"overview {world_size}", overview([[2.0, 1.0]] * world_size, [2.0, 1.0])
         yield f"rendezvous {world_size}", draw.rendezvous(world_size, "a file", ["0/rank 0", "0/rank 1"])
 
 
@@ -97,9 +97,7 @@ def test_the_map_refuses_nodes_that_do_not_divide():
 
 def test_processes_shows_each_rank_its_call_and_its_result():
     texts = draw.texts_of(draw.processes("square", [0, 1, 4]))
-    assert [text for text in texts if text.startswith("square(")] == [
-        f"square({rank}, 3)" for rank in range(3)
-    ]
+    assert [text for text in texts if text.startswith("square(")] == [f"square({rank}, 3)" for rank in range(3)]
     assert [text for text in texts if text.startswith("[")] == ["[0]  0", "[1]  1", "[2]  4"]
 
 

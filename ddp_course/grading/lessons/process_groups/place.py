@@ -36,7 +36,7 @@ def _outcome(function: Callable, environ: dict, gpus: int) -> dict:
 
 
 def place_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Place ranks on one host and on several, with and without GPUs; then take variables away or spoil them."""
+    """Place ranks on one node and on several, with and without GPUs; then take variables away or spoil them."""
     one = [_environ(rank, 4, 4) for rank in range(4)]
     ranks_per_node, nodes = rng.randint(2, 8), rng.randint(2, 5)
     world_size = ranks_per_node * nodes
@@ -109,10 +109,10 @@ def _place_cause(found: Any, right: list, gpus: int, ranks_per_node: int, enviro
     if found[2] != node:
         return "the first LOCAL_WORLD_SIZE ranks are on node 0, the next on node 1: RANK // LOCAL_WORLD_SIZE"
     if found[3] == f"cuda:{rank}":
-        return "the device follows the rank; each host counts its own GPUs from 0, so it must follow the local rank"
+        return "the device follows the rank; each node counts its own GPUs from 0, so it must follow the local rank"
     if device == "cpu":
-        return "there is not a GPU for each rank of the host, so its ranks use the CPU"
-    return "with a GPU for each rank of the host, the device is cuda:<local rank>"
+        return "there is not a GPU for each rank of the node, so its ranks use the CPU"
+    return "with a GPU for each rank of the node, the device is cuda:<local rank>"
 
 
 def _refusal_fault(environ: dict, names: tuple[str, ...], outcome: dict) -> Fault | None:
@@ -147,8 +147,8 @@ PLACE = Exercise(
     "place",
     15,
     (
-        Check("one", "one host: rank, local rank, node", 1),
-        Check("many", "several hosts: rank, local rank, node", 1),
+        Check("one", "one node: rank, local rank, node", 1),
+        Check("many", "several nodes: rank, local rank, node", 1),
         Check("device", "the device follows the local rank", 1),
         Check("missing", "a missing variable is refused", 1),
         Check("bad", "a bad value is refused", 1),

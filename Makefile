@@ -38,15 +38,7 @@ torch_flags = $(if $(filter default,$(TORCH)),,--torch-backend $(TORCH)) \
 
 lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its address is printed.
 	@echo "JupyterLab opens lesson 00. Where no browser opens, visit the address it prints. Ctrl-C twice ends it."
-	@$(ACTIVATED) $(BIN)/jupyter lab --ip=127.0.0.1 --log-level=ERROR $(LAB_FLAGS) \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
-
-# JupyterLab refuses to start as root (in a container, say) unless it is told. It serves this machine alone,
-# and asks for its token, either way.
-LAB_FLAGS ?=
-ifeq ($(shell id -u),0)
-override LAB_FLAGS += --allow-root
-endif
+	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
 test: env lint  ## Run every check: lint, tests, the stored outputs of every lesson, the exercises.
 	$(ACTIVATED) $(BIN)/python -m pytest --nbval tests notebooks

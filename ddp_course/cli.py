@@ -52,11 +52,12 @@ def run_lab(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="ddp-course lab", description=COMMANDS["lab"][1])
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     options = parser.parse_args(argv)
-    if not (COURSE / FIRST_LESSON).exists():
-        return fail(f"there is no {FIRST_LESSON} in {COURSE}; run this from a checkout of the course (`make lab`)")
+    course = next((folder for folder in (Path.cwd(), COURSE) if (folder / FIRST_LESSON).exists()), None)
+    if course is None:
+        return fail(f"there is no {FIRST_LESSON} here or in {COURSE}; run this in a checkout of the course")
     if importlib.util.find_spec("jupyterlab") is None:
         return fail("JupyterLab is not installed; run `make env`, or pip install 'ddp-course[course]'")
-    os.chdir(COURSE)  # served whole: lessons and exercises
+    os.chdir(course)  # served whole: lessons and exercises
     # What a terminal in JupyterLab should find: this environment's ddp-course and torchrun.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.stdout.flush()

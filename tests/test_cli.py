@@ -79,8 +79,9 @@ def test_lab_serves_loopback_alone_and_keeps_its_token():
 
 def test_lab_without_the_lessons_says_where_it_looked(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cli, "COURSE", tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert cli.main(["lab"]) == 1
-    assert f"no notebooks/00_start_here.ipynb in {tmp_path}" in capsys.readouterr().err
+    assert f"no notebooks/00_start_here.ipynb here or in {tmp_path}" in capsys.readouterr().err
 
 
 # --- train -----------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ def test_the_solution_scores_full_marks_with_an_exit_code_of_zero(capsys):
     assert err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_each_broken_answer_costs_only_itself(tmp_path):
     answers = solutions()

@@ -93,7 +93,7 @@ class Answer:
             return Fault(**json.loads(error.message))
         if error.kind == "start":
             return Fault(report=str(error), cause="the ranks could not start; `ddp-course doctor` looks for the reason")
-        report = without_grader(str(error))
+        report = str(error)
         hints = (*self.exercise.hints, *_COMMON_HINTS)
         cause = next((hint for pattern, hint in hints if re.search(pattern, report)), "")
         if error.error_type == "NotImplementedError":
@@ -105,18 +105,6 @@ def _call(rank: int, world_size: int, driver: Callable, packed: bytes, args: tup
     warnings.simplefilter("ignore")  # what matters is said by the check
     with course_helpers_refused():  # before unpacking, which looks the function's globals up
         return driver(rank, world_size, cloudpickle.loads(packed), *args)
-
-
-def without_grader(report: str) -> str:
-    """Return a report without the frames of this package: they are no concern of the learner's."""
-    kept: list[str] = []
-    lines = iter(report.strip("\n").split("\n"))
-    for line in lines:
-        if re.match(r"\s+(at )?ddp_course/grading/", line):
-            next(lines, None)  # the frame's source line
-        else:
-            kept.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept))
 
 
 def plain(value: Any) -> Any:

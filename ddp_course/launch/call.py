@@ -57,7 +57,10 @@ class Call:
             if self.failures or self.dead:
                 raise self.explain(timeout_s)
             if now > deadline:
-                raise report.over_limit(limit_s, self.whereabouts(), self.starting)
+                ranks = self.whereabouts()
+                if any(w.status in ("running", "silent") for w in ranks):
+                    raise report.over_limit(limit_s, ranks, self.starting)
+                continue  # the last answers came while we asked
             if now - start > timeout_s and now - asked > ASK_EVERY_S and not self.starting:
                 asked = now
                 self.ask()

@@ -31,6 +31,7 @@ MOST_REPORTED = 100  # how many of them a report needs
 
 _COURSE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LAUNCH = os.path.dirname(os.path.abspath(__file__))
+_GRADING = os.path.join(_COURSE, "grading")
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")})
 _ITEM_SIZE = {
     "Float": 4,
@@ -172,7 +173,7 @@ def _entries() -> list[dict]:
 
 def own_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """Return the frames that the learner wrote, outermost first; if there are none, the course's."""
-    frames = [frame for frame in stack if not frame.filename.startswith(("<frozen", "<string>", _LAUNCH))]
+    frames = [frame for frame in stack if not frame.filename.startswith(("<frozen", "<string>", _LAUNCH, _GRADING))]
     mine = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, _COURSE))]
     return mine or [frame for frame in frames if frame.filename.startswith(_COURSE)]
 

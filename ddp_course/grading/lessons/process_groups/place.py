@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain, without_grader
+from ddp_course.grading.isolated import Answer, plain
 from ddp_course.launch.report import describe
 
 READS_ENVIRON = "the answer reads os.environ; it is to read the dictionary it is given"
@@ -30,7 +30,7 @@ def _outcome(function: Callable, environ: dict, gpus: int) -> dict:
     except NotImplementedError:
         raise
     except Exception as error:
-        return {"error": type(error).__name__, "message": str(error), "story": without_grader(describe(error, 0).story)}
+        return {"error": type(error).__name__, "message": str(error), "story": describe(error, 0).story}
     parts = [plain(item) for item in value] if isinstance(value, tuple | list) else plain(value)
     return {"value": parts}
 

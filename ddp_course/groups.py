@@ -1,27 +1,25 @@
 """Who am I, who else is there, and over what do we talk?
 
-A rank is one process of a job. It learns its place from the launcher (`Place`), meets the others at
-a key-value store (the rendezvous), and from then on talks to them directly, through a process group.
-Here are the three ways to meet (a file, an address, the launcher's environment), the choice of
-backend and device, and the orderly end of a group.
+A rank is one process of a job. It learns its place from the launcher (`Place`), meets the others
+(`rendezvous.py`), and from then on talks to them directly, through a process group. Here are the choice of
+backend and device, the opening of a group, its orderly end, and groups inside the group.
 
 Left out on purpose: elastic membership, which belongs to torchrun.
-Read next: `collectives.py`, what ranks say to each other once they have met.
+Read next: `launch/`, which starts ranks and lets them join.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-LOOPBACK = "127.0.0.1"
+from ddp_course.rendezvous import meet, open_store, pin_loopback
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# --- The rendezvous --------------------------------------------------------------------------------
+# --- Life and end of a group -----------------------------------------------------------------------
 
 
 def join_group(place: Place, rendezvous: str = "env", address: str | None = None, timeout_s: float = 60.0) -> None:
@@ -152,123 +150,13 @@ def join_group(place: Place, rendezvous: str = "env", address: str | None = None
         pin_loopback()
     if place.backend == "nccl":
         torch.cuda.set_device(place.device)  # before NCCL looks for the current GPU
-    store = open_store(place, rendezvous, address, timeout)
-    _meet(place, store, timeout_s)
+    store = open_store(place.rank, place.world_size, rendezvous, address, timeout)
+    meet(place.rank, place.world_size, store, timeout_s)
     device_id = place.device if place.backend == "nccl" else None
     dist.init_process_group(
         place.backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=device_id
     )
     dist.barrier()  # nobody leaves before everybody is connected
-
-
-def pin_loopback() -> None:
-    """Keep gloo's and NCCL's sockets on the loopback interface, unless the user chose another."""
-    name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    if name is None:
-        raise RuntimeError("this host has no loopback interface; bring it up with: ip link set lo up")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
-def open_store(place: Place, rendezvous: str, address: str | None, timeout: timedelta) -> dist.Store:
-    """Open the key-value store at which the ranks meet; see `join_group` for the arguments."""
-    if rendezvous == "file":
-        if not address:
-            raise ValueError("a file rendezvous needs a path that every rank can reach: address='/path/to/file'")
-        return dist.FileStore(str(address), place.world_size)
-    if rendezvous == "tcp":
-        return _tcp_store(place, *_split_address(address), timeout)
-    if rendezvous != "env":
-        raise ValueError(f"rendezvous={rendezvous!r} is unknown: use 'env', 'file' or 'tcp'")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the launcher hosts the store; we only call on it
-        return next(dist.rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not os.environ.get(name):
-            raise ValueError(f"{name} is not set: start with torchrun, or export rank 0's address and port")
-    return _tcp_store(place, *_split_address(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"), timeout)
-
-
-def _split_address(address: str | None) -> tuple[str, int]:
-    host, _, port = (address or "").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"address {address!r} is not HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:29500")
-    return host, int(port)
-
-
-def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
-    """Rank 0 hosts the store on the one address named; torch alone would listen on every interface."""
-    listener = listen_on(host, port).detach() if place.rank == 0 else None
-    try:
-        return dist.TCPStore(
-            host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False, master_listen_fd=listener
-        )
-    except dist.DistError as error:
-        raise TimeoutError(
-            f"rank {place.rank}: no store answered at {host}:{port} within {timeout.total_seconds():g} s; "
-            f"is rank 0 running, and is this its address? ({str(error).splitlines()[0]})"
-        ) from None
-
-
-def listen_on(host: str = LOOPBACK, port: int = 0) -> socket.socket:
-    """Open a listening socket on one address; port 0 takes a free port.
-
-    Raises:
-        RuntimeError: the port is taken, or the address is not this host's.
-    """
-    try:
-        return socket.create_server((host, port), backlog=128)
-    except OSError as error:
-        raise RuntimeError(
-            f"rank 0: cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
-            "give another port, or meet at a file (rendezvous='file')"
-        ) from None
-
-
-def free_port() -> int:
-    """Return a loopback port that is free now."""
-    with listen_on() as listener:
-        return listener.getsockname()[1]
-
-
-def agent_store(world_size: int) -> tuple[dist.TCPStore, dict[str, str]]:
-    """Host a store for ranks as torchrun's agent does, and return it with the variables that lead there.
-
-    The store lives as long as the returned object, listens on loopback only, and takes a free port.
-    """
-    listener = listen_on()
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(LOOPBACK, port, world_size, True, wait_for_workers=False, master_listen_fd=listener.detach())
-    variables = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
-    return store, variables | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-
-
-def _meet(place: Place, store: dist.Store, timeout_s: float) -> None:
-    """Say who we are, wait for all ranks, and refuse a job whose ranks disagree."""
-    keys = [f"ddp_course/here/{rank}" for rank in range(place.world_size)]
-    if store.add(f"ddp_course/claims/{place.rank}", 1) > 1:
-        raise RuntimeError(
-            f"rank {place.rank} was claimed twice: two processes have RANK={place.rank}, or the rendezvous was used "
-            "by an earlier run; give each process its own rank and each run its own file or port"
-        )
-    store.set(keys[place.rank], str(place.world_size))
-    with suppress(RuntimeError):  # out of patience; who is missing is seen below, by name
-        store.wait(keys, timedelta(seconds=timeout_s))
-    here = [rank for rank, key in enumerate(keys) if store.check([key])]
-    for rank in here:
-        if (found := int(store.get(keys[rank]))) != place.world_size:
-            raise RuntimeError(
-                f"rank {place.rank}: expected world size {place.world_size}, rank {rank} has {found}; "
-                "start every rank with the same WORLD_SIZE"
-            )
-    if missing := sorted(set(range(place.world_size)) - set(here)):
-        raise TimeoutError(
-            f"rank {place.rank}: waited {timeout_s:g} s for {place.world_size} ranks; missing: "
-            f"{', '.join(map(str, missing))}; were all {place.world_size} started, with the same WORLD_SIZE and "
-            "the same rendezvous?"
-        )
-
-
-# --- Life and end of a group -----------------------------------------------------------------------
 
 
 def leave_group() -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import RankError, groups, launch
+from ddp_course.rendezvous import free_port, listen_on
 
 pytestmark = pytest.mark.timeout(120)
 GOOD = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -106,7 +107,7 @@ def meet(rank, world_size, rendezvous, address, timeout_s=20.0, absent=None, cla
 
 
 def address_for(rendezvous, tmp_path):
-    return {"file": str(tmp_path / "meet"), "tcp": f"127.0.0.1:{groups.free_port()}", "env": None}[rendezvous]
+    return {"file": str(tmp_path / "meet"), "tcp": f"127.0.0.1:{free_port()}", "env": None}[rendezvous]
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "tcp", "env"])
@@ -121,7 +122,7 @@ def test_variables_without_an_agent_have_rank_0_host_the_store(tmp_path):
         os.environ["MASTER_PORT"] = str(port)
         return meet(rank, world_size, "env", None)
 
-    assert on_fork_server(by_hand, 2, (groups.free_port(),)) == [(1.0, {"127.0.0.1"}, False)] * 2
+    assert on_fork_server(by_hand, 2, (free_port(),)) == [(1.0, {"127.0.0.1"}, False)] * 2
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "tcp", "env"])
@@ -157,7 +158,7 @@ def test_a_file_of_an_earlier_run_is_noticed(tmp_path):
 
 
 def test_a_taken_port_is_named():
-    with groups.listen_on() as taken:
+    with listen_on() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
             RankError, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\); give another"

@@ -4,7 +4,7 @@ An exercise has named checks, each worth points. Judging an answer gives, for ea
 `Fault`: what was expected, what was found, on which rank, and the likely cause. Plain data in, text out.
 
 Left out on purpose: running the answer, which is `isolated.py`'s part.
-Read next: `lessons/process_groups.py`, the exercises of lesson 03.
+Read next: `lessons/process_groups/`, the exercises of lesson 03.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every collective of torch passes its dispatcher, whichever Python function calle
 process group. New groups are seen where torch makes them. The few private names of torch that this needs are all here.
 
 Source: torch/distributed/distributed_c10d.py, torch/utils/_python_dispatch.py.
-Read next: `lessons/process_groups.py`, which judges by these notes.
+Read next: `lessons/process_groups/`, which judges by these notes.
 """
 
 from __future__ import annotations

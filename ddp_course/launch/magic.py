@@ -89,7 +89,8 @@ class RanksMagic:
             self.pool = None
         elif what is not None:
             _refuse(f"%ranks {what}: use `%ranks` or `%ranks stop`; `%%ranks {what}` starts ranks for a cell")
-        print(f"{self.pool.world_size} ranks are up" if self.pool and self.pool.alive else "no ranks are up")
+        up = self.pool is not None and self.pool.alive
+        print(f"{self.pool.world_size} ranks are up" if up else "the ranks have ended" if what else "no ranks are up")
 
     def start_if_needed(self, options: Namespace) -> None:
         """Start ranks when there are none, or when another number of them is asked for."""

@@ -25,6 +25,7 @@ from ddp_course.launch.call import Call
 from ddp_course.launch.relay import Relay
 from ddp_course.launch.report import RankError
 from ddp_course.launch.worker import Settings
+from ddp_course.rendezvous import agent_store
 
 START_LIMIT_S = 120.0  # importing torch on a busy machine takes tens of seconds
 
@@ -62,7 +63,7 @@ class RankPool:
         self._calls = 0  # the start counts as call 0
         self._folder = Path(tempfile.mkdtemp(prefix="ddp_course_"))
         self._relay = Relay(self._folder, world_size, quiet)
-        self._store, environ = groups.agent_store(world_size) if rendezvous == "env" or not init else (None, {})
+        self._store, environ = agent_store(world_size) if rendezvous == "env" or not init else (None, {})
         threads = max(1, groups.usable_cores() // world_size)
         settings = Settings(
             world_size,

@@ -28,6 +28,7 @@ import torch
 
 from ddp_course import groups
 from ddp_course.launch import flight, report
+from ddp_course.rendezvous import pin_loopback
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _set_environment(rank: int, settings: Settings) -> None:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         os.environ[name] = str(settings.world_size)
     torch.set_num_threads(settings.threads)
-    groups.pin_loopback()
+    pin_loopback()
     flight.switch_on_recorder()
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch.multiprocessing as mp
 
 import ddp_course
-from ddp_course import groups
+from ddp_course.rendezvous import pin_loopback
 from tests.benchmarks.live_ways import LIVE_WAYS, check, shell
 from tests.benchmarks.measure import Plan, Result, Row, Target, find, limit, ratio
 from tests.benchmarks.on_ranks import one_all_reduce, threads_per_rank, whole_life
@@ -100,7 +100,7 @@ def measure(plan: Plan) -> Result:
     known = {row.key for row in empty_rows(2)}
     if unknown := plan.only - known:
         sys.exit(f"launch has no row {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
-    groups.pin_loopback()  # for all: ranks and engines inherit this process's environment
+    pin_loopback()  # for all: ranks and engines inherit this process's environment
     rounds, *sizes = QUICK if plan.quick else (ROUNDS, BLOCKS, CALLS, WARM_UP_CALLS)
     rows = [row for world_size in plan.world_sizes for row in empty_rows(world_size) if plan.wants(row.key)]
     rng = random.Random(0)

@@ -104,6 +104,8 @@ def test_line_magic_tells_and_stops(shell, ranks, capsys):
     shell.run_line_magic("ranks", "")
     assert capsys.readouterr().out == "2 ranks are up\n"
     shell.run_line_magic("ranks", "stop")
+    assert capsys.readouterr().out == "the ranks have ended\n"
+    shell.run_line_magic("ranks", "")
     assert capsys.readouterr().out == "no ranks are up\n"
     with pytest.raises(UsageError, match="%%ranks 4"):
         shell.run_line_magic("ranks", "4")

@@ -17,7 +17,7 @@ def two_ranks():
 
 def rank_processes(parent: psutil.Process | None = None) -> list[psutil.Process]:
     """Every live descendant that is a rank or started by one; multiprocessing's two helpers are neither."""
-    helpers = ("forkserver import main", "resource_tracker import main")
+    helpers = ("forkserver import main", "resource_tracker import main", "/pymp-")  # the last: the server's janitor
     found = []
     for process in (parent or psutil.Process()).children(recursive=True):
         try:

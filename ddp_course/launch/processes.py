@@ -10,6 +10,7 @@ Read next: `call.py`, one call under way on these processes.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import torch.multiprocessing as mp
@@ -50,14 +52,7 @@ class RankProcess:
 def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], subprocess.Popen]:
     """Start all ranks and their janitor; a rank is up when it says "ready" through its pipe."""
     ours, theirs = zip(*(get_context("spawn").Pipe() for _ in range(settings.world_size)), strict=True)
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        janitor.__file__,
-        settings.folder,
-    ]  # without site-packages: it starts at once
-    cleaner = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    cleaner = _start_janitor(settings.folder)
     try:
         context = _start_processes(settings, theirs, start_method)
     except BaseException:
@@ -70,10 +65,22 @@ def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], sub
     return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)], cleaner
 
 
+def _start_janitor(folder: str) -> subprocess.Popen:
+    command = [sys.executable, "-I", "-S", janitor.__file__, folder]  # no site-packages: it starts at once
+    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@functools.cache
+def _tidy_after_fork_server(owner: int) -> subprocess.Popen:
+    """multiprocessing removes its server's socket when Python exits, but a kernel is often killed instead."""
+    return _start_janitor(get_temp_dir())
+
+
 def _start_processes(settings: Settings, pipes: tuple[Connection, ...], start_method: str) -> mp.ProcessContext:
     if start_method == "spawn":
         return mp.spawn(rank_main, (settings, pipes), settings.world_size, join=False)
     get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    _tidy_after_fork_server(os.getpid())
     return mp.start_processes(rank_main, (settings, pipes), settings.world_size, join=False, start_method=start_method)
 
 

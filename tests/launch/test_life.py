@@ -80,9 +80,13 @@ def kernel():
 @pytest.mark.parametrize("how", ["interrupt", "restart", "kill"])
 def test_no_rank_outlives_its_kernel_or_cell(kernel, tmp_path, how):
     manager, client = kernel
-    code = "from ddp_course import launch\nfrom tests.launch.on_ranks import wait_forever\n"
-    request = client.execute(f"{code}launch(wait_forever, 3, ({str(tmp_path)!r},))")
+    code = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n"
+    code += "from ddp_course import launch\nfrom tests.launch.on_ranks import wait_forever\n"
+    method = "spawn" if how == "interrupt" else "forkserver"
+    request = client.execute(f"{code}launch(wait_forever, 3, ({str(tmp_path)!r},), start_method={method!r})")
     ranks = wait_for_ranks(tmp_path, 3, manager.is_alive)
+    family = psutil.Process(manager.provisioner.process.pid).children(recursive=True)
+    janitors = [process for process in family if "janitor.py" in " ".join(process.cmdline()) and how != "interrupt"]
     if how == "interrupt":
         manager.interrupt_kernel()
         while (reply := client.get_shell_msg(timeout=20))["parent_header"]["msg_id"] != request:
@@ -92,4 +96,6 @@ def test_no_rank_outlives_its_kernel_or_cell(kernel, tmp_path, how):
         manager.restart_kernel(now=False)
     else:
         manager.signal_kernel(signal.SIGKILL)
-    assert_all_gone(ranks)
+    assert_all_gone([*ranks, *janitors])
+    folders = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    assert not folders, "the ranks' folder, or the fork server's with its socket, is left"

@@ -152,9 +152,15 @@ class _Rank:
 
     def leave(self) -> None:
         """End without the interpreter's own teardown, in which a DDP object's last threads may abort."""
-        groups.leave_group()
+        status = 0
+        if self.settings.init:  # a group that the function opened itself may be open on some ranks only
+            try:
+                groups.leave_group()
+            except Exception:
+                traceback.print_exc()
+                status = 1  # of which the parent warns
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(status)
 
     # --- watcher thread
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 
 import pytest
@@ -54,6 +55,15 @@ def test_environment_is_what_torchrun_would_set(monkeypatch):
 
 def test_function_may_open_its_own_group_from_the_environment():
     assert launch(on_ranks.own_group, 3, init=False, start_method="forkserver", quiet=True) == [3.0] * 3
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_group_that_the_function_leaves_open_on_some_ranks_is_no_trouble(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(5):
+        answers = launch(on_ranks.leave_a_group_open, 3, init=False, start_method="forkserver", quiet=True)
+        assert answers == [0, 1, 2]
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("pymp-")]
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "env"])

@@ -63,6 +63,12 @@ def problem_of(prepare: Callable[[], None]) -> str | None:
 
 
 def gather(mine: str | None, waiting_room: dist.ProcessGroup, limit_s: float) -> list[str | None]:
+    """Tell all ranks what came of this one's part, and return what they tell, by rank.
+
+    Raises:
+        DatasetError: not every rank answered within `limit_s`.
+    Collective: one all_gather_object; every rank of `waiting_room`.
+    """
     gathered: list[str | None] = [None] * dist.get_world_size()
     try:
         dist.all_gather_object(gathered, mine, group=waiting_room)

@@ -3,13 +3,14 @@
 Every collective of torch passes its dispatcher, whichever Python function called it; a dispatch mode sees it with its
 process group. New groups are seen where torch makes them. The few private names of torch that this needs are all here.
 
-Source: torch/distributed/distributed_c10d.py, torch/utils/_python_dispatch.py.
+Source: torch/distributed/c10d.py, torch/utils/_python_dispatch.py.
 Read next: `lessons/process_groups/`, which judges by these notes.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -151,3 +152,28 @@ def _refuser(name: str):
         raise FaultFound(Fault("torch.distributed alone", f"a call of ddp_course.groups.{name}", cause=cause))
 
     return refuse
+
+
+@contextmanager
+def nobody_leaves_early(limit_s: float = 2.0) -> Iterator[None]:
+    """Let `destroy_process_group` wait, `limit_s` at most, until every rank of the group is about to call it.
+
+    A rank that ends its group without a barrier cuts off a slower one that still talks, or not, by chance. Answers
+    are not judged by chance.
+    """
+    destroy = c10d.destroy_process_group
+
+    def destroy_together(group: dist.ProcessGroup | None = None) -> None:
+        if group is None and dist.is_initialized():
+            store, size = c10d._get_default_store(), dist.get_world_size()
+            store.add("ddp_course/leaving", 1)
+            deadline = time.monotonic() + limit_s
+            while store.add("ddp_course/leaving", 0) < size and time.monotonic() < deadline:
+                time.sleep(0.005)
+        destroy(group)
+
+    with (
+        mock.patch.object(dist, "destroy_process_group", destroy_together),
+        mock.patch.object(c10d, "destroy_process_group", destroy_together),
+    ):
+        yield

@@ -105,7 +105,9 @@ class Call:
             return report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
         if own := [rank for rank, failure in self.failures.items() if not failure.talking]:
             return report.failed(self.failures[min(own)], ranks)  # the lowest, so that the report is the same each time
-        return report.silent(timeout_s, ranks, next(iter(self.failures.values())))
+        # A rank whose patience ends closes its connections, so its peers may report a lost peer first.
+        lost = sorted(self.failures.values(), key=lambda failure: "Timed out" not in failure.message)
+        return report.silent(timeout_s, ranks, lost[0])
 
     def whereabouts(self) -> list[Whereabouts]:
         """Ask every living rank where it is, and wait until all is known or the patience ends."""

@@ -183,6 +183,8 @@ def why_died(exitcode: int) -> str:
 
 def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None = None) -> RankError:
     """Ranks lost patience in a collective: name the disagreement, or who never came."""
+    if failure and any(sign in failure.message for sign in ("Connection closed", "Connection reset")):
+        return _cut_off(failure, ranks)  # nobody has died, so a rank has ended its group
     if found := _disagreement(ranks):
         number, calls = found
         named = "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
@@ -208,6 +210,16 @@ def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None =
     stuck = max(ranks, key=lambda w: w.waited_s)
     text = f"rank {stuck.rank} waited {timeout_s:g} s in {stuck.waiting_in}, which all entered: look at the network"
     return RankError("hung", None, text, ranks)
+
+
+def _cut_off(failure: Failure, ranks: list[Whereabouts]) -> RankError:
+    last = next((w.recent[-1] for w in ranks if w.rank == failure.rank and w.recent), "a collective")
+    text = (
+        f"rank {failure.rank} of {len(ranks)} lost the connection to a peer in {last}\n  it was at {failure.line}\n"
+        "A rank that ends its group while others still talk cuts them off: call dist.barrier() before "
+        "dist.destroy_process_group(), on every rank."
+    )
+    return RankError("raised", failure.rank, text, ranks, failure)
 
 
 def over_limit(limit_s: float, ranks: list[Whereabouts], starting: bool) -> RankError:

@@ -232,3 +232,10 @@ def leave_a_group_open(rank, world_size):
     if rank == 0:
         dist.destroy_process_group()
     return rank
+
+
+def leave_while_others_talk(rank, world_size):
+    if rank == 0:
+        dist.destroy_process_group()
+        return
+    dist.all_reduce(torch.ones(2))

@@ -137,3 +137,11 @@ def test_a_slow_rank_that_comes_in_time_is_not_a_hang():
 def test_a_result_that_cannot_be_rebuilt_is_named():
     error = failure_of(on_ranks.return_unreadable, 2)
     assert (error.kind, error.rank, error.error_type) == ("result", 0, "ValueError")
+
+
+def test_a_rank_that_ends_its_group_early_is_not_called_missing():
+    error = failure_of(on_ranks.leave_while_others_talk, 2, timeout_s=5.0)
+    assert (error.kind, error.rank) == ("raised", 1)
+    assert "rank 1 of 2 lost the connection to a peer in all_reduce #1 (float [2], 8 B)" in str(error)
+    assert "dist.barrier() before dist.destroy_process_group()" in str(error)
+    assert "rank 0  had returned" in error.report

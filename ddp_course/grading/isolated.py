@@ -33,7 +33,10 @@ _COMMON_HINTS = (
     (r"raised NotImplementedError", "this is not written yet; replace the line `raise NotImplementedError()`"),
     (r"raised SystemExit|exit status", "the function ends its process; remove exit(), sys.exit() or os._exit()"),
     (r"killed by SIGKILL", "the process was killed, most often because memory ran out"),
-    (r"never entered", "one rank skips a collective that the others wait in; look for a branch on the rank"),
+    (
+        r"never entered|lost the connection",
+        "one rank skips a collective that the others wait in, or ends its group first; look for a branch on the rank",
+    ),
     (r"disagree about collective", "every rank must call the same collectives in the same order"),
     (r"no result after", "an endless loop, or ranks that wait for each other"),
 )

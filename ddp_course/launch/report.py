@@ -216,8 +216,8 @@ def _cut_off(failure: Failure, ranks: list[Whereabouts]) -> RankError:
     last = next((w.recent[-1] for w in ranks if w.rank == failure.rank and w.recent), "a collective")
     text = (
         f"rank {failure.rank} of {len(ranks)} lost the connection to a peer in {last}\n  it was at {failure.line}\n"
-        "A rank that ends its group while others still talk cuts them off: call dist.barrier() before "
-        "dist.destroy_process_group(), on every rank."
+        "A rank that skips a collective, or ends its group while others still talk, cuts them off: look for a branch "
+        "on the rank, and call dist.barrier() before dist.destroy_process_group(), on every rank."
     )
     return RankError("raised", failure.rank, text, ranks, failure)
 

@@ -117,11 +117,12 @@ def _compare(store: dist.Store, rank: int, world_size: int, number: int, chosen:
     theirs = [store.get(key).decode() if store.check([key]) else "none" for key in keys]
     if len(set(theirs)) > 1:
         other = next(i for i, groups in enumerate(theirs) if groups != theirs[0])
-        expected = f"the same groups, in the same order, on every rank; number {number + 1} of rank 0 is {theirs[0]}"
+        which = f"group number {number + 1}"
+        expected = f"the same groups, in the same order, on every rank; rank 0 makes {theirs[0]} as {which}"
         raise FaultFound(
             Fault(
                 expected=expected,
-                found=f"number {number + 1} is {theirs[other]}",
+                found=f"{theirs[other]} as {which}",
                 rank=other,
                 cause="new_group is called only for the rank's own group; every rank must call it for every group, "
                 "also for those it is not in",

@@ -20,6 +20,8 @@ from ddp_course.launch.flight import Collective, Line, Whereabouts, own_frames, 
 
 # Collectives for which every rank must bring tensors of the same shape.
 _SAME_SHAPE = {"all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "_allgather_base"}
+# Collectives with one rank that gives or takes, which all must name alike.
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 
 
 class RankError(RuntimeError):
@@ -209,6 +211,8 @@ def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None =
         return failed(failure, ranks)
     stuck = max(ranks, key=lambda w: w.waited_s)
     text = f"rank {stuck.rank} waited {timeout_s:g} s in {stuck.waiting_in}, which all entered: look at the network"
+    if stuck.waiting_in and stuck.waiting_in.op in _ROOTED:
+        text += ", and at src or dst, which must be the same rank on all ranks of the group"
     return RankError("hung", None, text, ranks)
 
 

@@ -261,6 +261,20 @@ WRONG = [
     ),
     Wrong(
         "03.1",
+        "a GPU for those ranks that find one",
+        PLACE.replace("gpus >= per_node", "gpus > local_rank"),
+        ("device",),
+        "its ranks use the CPU",
+    ),
+    Wrong(
+        "03.1",
+        "one rank too many",
+        PLACE.replace("0 <= rank < world_size", "0 <= rank <= world_size"),
+        ("bad",),
+        "RANK ends at WORLD_SIZE - 1",
+    ),
+    Wrong(
+        "03.1",
         "node by remainder",
         PLACE.replace("rank // per_node", "rank % per_node"),
         ("one", "many"),
@@ -398,7 +412,27 @@ WRONG = [
         ("sum",),
         "must be ReduceOp.SUM",
     ),
-    Wrong("03.2", "reduce to rank 0", JOIN.replace("all_reduce(total)", "reduce(total, dst=0)"), ("sum",), "on rank 1"),
+    Wrong(
+        "03.2",
+        "reduce to rank 0",
+        JOIN.replace("all_reduce(total)", "reduce(total, dst=0)"),
+        ("sum",),
+        "reduce",
+    ),
+    Wrong(
+        "03.2",
+        "no rank",
+        JOIN.replace("rank=rank, ", ""),
+        ALL,
+        "give init_process_group rank=rank and world_size=world_size",
+    ),
+    Wrong(
+        "03.2",
+        "a relative path",
+        JOIN.replace("file://{path}", "file://{os.path.basename(path)}"),
+        ALL,
+        "wants the absolute path",
+    ),
     Wrong(
         "03.2",
         "environment instead of the file",
@@ -463,6 +497,13 @@ WRONG = [
     # 03.3
     Wrong(
         "03.3",
+        "the last group made",
+        NODE.replace("group=mine", "group=group"),
+        ("nodes", "shapes", "inside"),
+        "not the last one made",
+    ),
+    Wrong(
+        "03.3",
         "new_group only for the own group",
         NODE_LOCAL_SYNC.replace(", use_local_synchronization=True", ""),
         ALL,
@@ -486,18 +527,11 @@ WRONG = [
     ),
     Wrong(
         "03.3",
-        "the last group made",
-        NODE.replace("group=mine", "group=group"),
-        ("nodes", "inside"),
-        "the rank's own value",
-    ),
-    Wrong(
-        "03.3",
         "every other rank",
         NODE.replace("range(0, world_size, ranks_per_node)", "range(world_size // ranks_per_node)").replace(
             "range(first, first + ranks_per_node)", "range(first, world_size, world_size // ranks_per_node)"
         ),
-        ("nodes", "inside"),
+        ("nodes", "shapes", "inside"),
         "a node's ranks are neighbours",
     ),
     Wrong(
@@ -540,6 +574,23 @@ WRONG = [
     ),
     # 03.4
     Wrong("03.4", "src is always rank 0", LEADER.replace("src=leader", "src=0"), ALL, "src is a rank of the whole job"),
+    Wrong(
+        "03.4",
+        "every rank names itself",
+        LEADER.replace("src=leader", "src=rank"),
+        ALL,
+        "they name different ones as src",
+        limit_s=3.0,
+    ),
+    Wrong(
+        "03.4",
+        "the sum over all leaders",
+        LEADER.replace("torch.tensor(value)", "torch.tensor(value if rank == leader else 0)").replace(
+            "broadcast(total, src=leader, group=mine)", "all_reduce(total)"
+        ),
+        ALL,
+        "this is the sum over all leaders",
+    ),
     Wrong(
         "03.4",
         "from rank 0 to everybody",

@@ -70,7 +70,11 @@ def sum_fault(members: list[int], rank: int, found: Any, everyone: list[int]) ->
     elif isinstance(found, bool | str | list):
         cause = "return one number: the sum"
     elif found == everyone[rank]:
-        cause = "this is the rank's own value: no sum reached it; a collective without this rank, or with one receiver"
+        cause = (
+            "this is the rank's own value: no sum reached it. Either it was not in the group of the collective "
+            "(keep the group that it is in, not the last one made), or there is one receiver, as in reduce: take "
+            "all_reduce"
+        )
     elif len(members) > 1 and found * len(members) == total:
         cause = "this is the mean; the sum is asked for"
     elif found == max(members):
@@ -78,7 +82,7 @@ def sum_fault(members: list[int], rank: int, found: Any, everyone: list[int]) ->
     elif found == sum(everyone):
         cause = "this is the sum over all ranks; give the collective your group: group=..."
     else:
-        cause = "some ranks' values are missing, or counted twice"
+        cause = "some ranks' values are missing, or counted twice; note that reduce leaves the whole sum on dst only"
     return Fault(f"{' + '.join(map(str, members))} = {total}", repr(found), rank, cause)
 
 
@@ -134,13 +138,21 @@ JOIN = Exercise(
     join_judge,
     hints=(
         (
+            r"rank parameter missing|world size parameter missing",
+            "a file does not know who asks: give init_process_group rank=rank and world_size=world_size",
+        ),
+        (
+            r"path missing",
+            "file:// wants the absolute path after it, so three strokes in all; path is one already",
+        ),
+        (
             r"environment variable|env://",
             'no launcher set the variables here; meet at the file: init_method=f"file://{path}"',
         ),
         (
             r"(?s)no result after.*init_process_group",
-            "the ranks wait for each other in init_process_group; every rank must give the same file, "
-            "the same world size and its own rank",
+            "the ranks wait for each other in init_process_group; every rank must give the same file "
+            "(file:// and its absolute path), the same world size and its own rank",
         ),
         (
             r"(?i)rank < size|rank.* out of range",

@@ -38,7 +38,7 @@ def node_judge(answer: Answer, rng: Random, fault_of: Callable) -> Iterator[tupl
     values, notes = _on_nodes(answer, 4, [2], rng)
     yield "nodes", _first_fault(fault_of, values, [2], notes)
     world_size = rng.choice((4, 6))
-    shapes = [1, *([2, 3] if world_size == 6 else []), world_size]
+    shapes = [size for size in range(1, world_size + 1) if world_size % size == 0]
     more_values, more_notes = _on_nodes(answer, world_size, shapes, rng)
     yield "shapes", _first_fault(fault_of, more_values, shapes, more_notes)
     yield "inside", next(filter(None, (_inside_fault(rank, 2, note[0]) for rank, note in enumerate(notes))), None)
@@ -56,14 +56,14 @@ def _first_fault(fault_of: Callable, values: list[int], shapes: list[int], notes
         for rank, note in enumerate(notes):
             start = rank // size * size
             if fault := fault_of(values[start : start + size], rank, note[index]["result"], values):
-                return _explained(fault, values, size, rank, note[index]["result"])
+                return _explained(fault, fault_of, values, size, rank, note[index]["result"])
     return None
 
 
-def _explained(fault: Fault, values: list[int], size: int, rank: int, found: Any) -> Fault:
+def _explained(fault: Fault, fault_of: Callable, values: list[int], size: int, rank: int, found: Any) -> Fault:
     """Say for which shape it is, and recognise nodes dealt out like cards."""
     cause, nodes = fault.cause, len(values) // size
-    if nodes > 1 and size > 1 and found == sum(values[rank % nodes :: nodes]):
+    if fault_of is sum_fault and nodes > 1 and size > 1 and found == sum(values[rank % nodes :: nodes]):
         cause = "the groups hold every other rank; a node's ranks are neighbours: 0 and 1, then 2 and 3"
     expected = f"{fault.expected}, with {len(values)} ranks, {size} per node"
     return Fault(expected, fault.found, fault.rank, cause)
@@ -79,6 +79,8 @@ def leader_fault(members: list[int], rank: int, found: Any, everyone: list[int])
         cause = "this is the rank's own value: nothing reached it; broadcast on its node's group, from its leader"
     elif found == everyone[0]:
         cause = "this is rank 0's value; every node has a leader of its own"
+    elif found == sum(everyone[:: len(members)]):
+        cause = "this is the sum over all leaders; give the collective the node's group: group=..."
     else:
         cause = "the leader is the first rank of the node: RANK // ranks_per_node * ranks_per_node"
     return Fault(f"{members[0]}, the value of the node's first rank", repr(found), rank, cause)
@@ -142,6 +144,11 @@ FROM_LEADER = Exercise(
         (
             r"Global rank \d+ is not part of group|not part of",
             "src is a rank of the whole job, not of the group; name the leader's global rank, or say group_src=0",
+        ),
+        (
+            r"waited (\S+ s )?in broadcast",
+            "when all ranks of a group wait in the same broadcast, they name different ones as src; "
+            "a node has one leader, whom all its ranks must name",
         ),
     ),
 )

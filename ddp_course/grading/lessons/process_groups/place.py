@@ -46,7 +46,9 @@ def place_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
     good = {
         "one": [(e, 0) for e in one],
         "many": [(e, 0) for e in many],
-        "device": [(many[-1], ranks_per_node), (many[-1], 8), (many[-1], ranks_per_node - 1), (many[0], 0)],
+        # The last: a GPU for rank 0 of a node, but not for each of its ranks.
+        "device": [(many[-1], ranks_per_node), (many[-1], 8), (many[-1], ranks_per_node - 1), (many[0], 0)]
+        + [(_environ(0, world_size, ranks_per_node), ranks_per_node - 1)],
     }
     bad = {"missing": _missing_variables(many[0]), "bad": _bad_variables(many[0], rng)}
     cases = [case for group in good.values() for case in group]
@@ -108,7 +110,7 @@ def _place_cause(found: Any, right: list, gpus: int, ranks_per_node: int, enviro
         return "the first two are RANK and LOCAL_RANK, in this order"
     if found[2] != node:
         return "the first LOCAL_WORLD_SIZE ranks are on node 0, the next on node 1: RANK // LOCAL_WORLD_SIZE"
-    if found[3] == f"cuda:{rank}":
+    if rank != local_rank and found[3] == f"cuda:{rank}":
         return "the device follows the rank; each node counts its own GPUs from 0, so it must follow the local rank"
     if device == "cpu":
         return "there is not a GPU for each rank of the node, so its ranks use the CPU"
@@ -122,11 +124,7 @@ def _refusal_fault(environ: dict, names: tuple[str, ...], outcome: dict) -> Faul
     wrong = f"without {names[0]}" if missing else "for " + ", ".join(f"{name}={environ[name]!r}" for name in names)
     expected = f"ValueError that names {names[0]}, {wrong}"
     if "value" in outcome:
-        return Fault(
-            expected,
-            _tuple(outcome["value"]),
-            cause="the value was used without a look at it; check it, then raise ValueError",
-        )
+        return Fault(expected, _tuple(outcome["value"]), cause=_accepted_cause(environ, names))
     found = f"{outcome['error']}: {outcome['message']}"
     if outcome["error"] == "ValueError":
         cause = f"the message does not name {names[0]}; say which variable is wrong, and what was found"
@@ -135,6 +133,13 @@ def _refusal_fault(environ: dict, names: tuple[str, ...], outcome: dict) -> Faul
     else:
         cause = f"{outcome['error']} does not tell a user what to do; raise a ValueError that names {names[0]}"
     return Fault(expected, found, cause=cause)
+
+
+def _accepted_cause(environ: dict, names: tuple[str, ...]) -> str:
+    """Why a bad value came through."""
+    if len(names) == 2:  # a number that does not fit the size it is counted within
+        return f"ranks count from 0, so {names[0]} ends at {names[1]} - 1 = {int(environ[names[1]]) - 1}; refuse more"
+    return "the value was used without a look at it; check it, then raise ValueError"
 
 
 def _tuple(value: Any) -> str:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -34,6 +33,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from ddp_course.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from ddp_course.data import DATASETS, Images, load
 from ddp_course.groups import my_device
+from ddp_course.logs import progress_bar, rank0_print
 from ddp_course.metrics import mean_over_ranks
 from ddp_course.models import MLP, resnet18_small
 
@@ -115,13 +115,12 @@ def train(rank: int, world_size: int, config: Config) -> Result:
     model, notes = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     first_epoch = resume(config, model, optimizer, device) if config.resume else 0
-    if rank == 0:
-        print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
+    rank0_print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
 
     replica = DistributedDataParallel(model)  # every rank starts from rank 0's weights
     sampler = DistributedSampler(train_set, world_size, rank, seed=config.seed)
     loader = DataLoader(train_set, config.local_batch, sampler=sampler)
-    bar = progress_bar(config.progress and rank == 0, (config.epochs - first_epoch) * len(loader))
+    bar = progress_bar((config.epochs - first_epoch) * len(loader), shown=config.progress)
     losses, own_losses, accuracies = [], [], []
     started = time.perf_counter()
     for epoch in range(first_epoch, config.epochs):
@@ -247,13 +246,6 @@ def evaluate(
         guess_N = model(x_NCHW.to(device, dtype)).argmax(dim=1)
         correct += (guess_N == label_N.to(device)).sum().item()
     return mean_over_ranks(correct, len(shard), device)
-
-
-def progress_bar(shown: bool, steps: int) -> Any:
-    from tqdm import tqdm
-
-    tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore of the system, which a killed rank would leak
-    return tqdm(total=steps, disable=not shown, unit="step", mininterval=0.5)
 
 
 # --- The checkpoint --------------------------------------------------------------------------------

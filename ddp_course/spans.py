@@ -1,0 +1,149 @@
+"""How much of a step is computing, how much is talking, and how much of the talking is hidden?
+
+A `Span` is something that one rank did from one moment to another, in one lane: forward, backward, all-reduce and
+so on. Spans are plain numbers, so all that is asked of them is arithmetic on intervals. `exposed_seconds` is what
+communication costs: the time in which a rank's collectives run and its model does not.
+
+Left out on purpose: where spans come from, which is `trace.py`'s part.
+Read next: `trace.py`, which records them; or `draw/timeline.py`, the picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+LANES = ("forward", "backward", "waiting", "optimizer", "all-reduce", "other collective")
+COMPUTING = ("forward", "backward", "optimizer")
+TALKING = ("all-reduce", "other collective")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that one rank did from `start_s` to `end_s`."""
+
+    name: str
+    start_s: float  # on a clock that all ranks share
+    end_s: float
+    lane: str  # one of LANES
+    bytes: int | None = None  # payload of a collective, if the records tell
+
+
+# --- Arithmetic on spans ---------------------------------------------------------------------------
+
+
+def union(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """The stretches of time covered by at least one span, in order, none touching the next."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted((span.start_s, span.end_s) for span in spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def busy_seconds(spans: Iterable[Span], lanes: Sequence[str]) -> float:
+    """How long at least one span of these lanes was under way; what runs at the same time counts once."""
+    return sum(end - start for start, end in union(span for span in spans if span.lane in lanes))
+
+
+def exposed_seconds(spans: Sequence[Span]) -> float:
+    """How long one rank's collectives ran while its own model computed nothing: what communication costs."""
+    return busy_seconds(spans, COMPUTING + TALKING) - busy_seconds(spans, COMPUTING)
+
+
+def overlapped_share(spans: Sequence[Span]) -> float:
+    """The part of one rank's communication time that computing hides, from 0 to 1.
+
+    Raises:
+        ValueError: no collective is among the spans.
+    """
+    talked = busy_seconds(spans, TALKING)
+    if talked == 0:
+        raise ValueError("no collective was recorded, so no share of it overlaps; record a step that communicates")
+    return 1 - exposed_seconds(spans) / talked
+
+
+def starts_inside_backward(spans: Sequence[Span]) -> list[bool]:
+    """For each all_reduce of one rank, in order: did it start while backward still had nodes to compute?
+
+    Those before backward, such as SyncBatchNorm's in the forward pass, are left out.
+
+    Raises:
+        ValueError: backward is not among the spans.
+    """
+    backward = union(span for span in spans if span.lane == "backward")
+    if not backward:
+        raise ValueError("no backward pass was recorded; wrap it: with stage('backward'): loss.backward()")
+    first, last = backward[0][0], backward[-1][1]
+    return [span.start_s < last for span in spans if span.lane == "all-reduce" and span.start_s >= first]
+
+
+def rows_of(spans: Sequence[Span], extra_s: Sequence[float] | None = None) -> list[list[Span]]:
+    """Put spans into as few rows as needed so that those in a row do not overlap; earliest first.
+
+    Args:
+        extra_s: room to leave behind each span, for a label say.
+    """
+    rows: list[list[Span]] = []
+    free_s: list[float] = []
+    for index, span in sorted(enumerate(spans), key=lambda item: item[1].start_s):
+        end = span.end_s + (extra_s[index] if extra_s else 0.0)
+        row = next((row for row, free in enumerate(free_s) if free <= span.start_s), len(rows))
+        if row == len(rows):
+            rows.append([])
+            free_s.append(0.0)
+        rows[row].append(span)
+        free_s[row] = end
+    return rows
+
+
+def merge_ranks(spans_by_rank: Sequence[Sequence[Span]]) -> list[list[Span]]:
+    """Shift the spans of all ranks by one amount, so that the first of all begins at 0 s."""
+    start = min((span.start_s for spans in spans_by_rank for span in spans), default=0.0)
+    return [
+        [replace(span, start_s=span.start_s - start, end_s=span.end_s - start) for span in spans]
+        for spans in spans_by_rank
+    ]
+
+
+# --- For Perfetto ----------------------------------------------------------------------------------
+
+
+def to_chrome_trace(spans_by_rank: Sequence[Sequence[Span]], path: str | Path) -> Path:
+    """Write one trace of all ranks for ui.perfetto.dev or chrome://tracing: a process per rank, a thread per lane.
+
+    Collectives that run at the same time get threads of their own, for a thread's spans must not cross.
+
+    Returns:
+        The path.
+    """
+    events: list[dict] = []
+    for rank, spans in enumerate(merge_ranks(spans_by_rank)):
+        events += [_named("process_name", rank, 0, name=f"rank {rank}")]
+        events += [_named("process_sort_index", rank, 0, sort_index=rank)]
+        for thread, (name, row) in enumerate(_threads(spans)):
+            events += [_named("thread_name", rank, thread, name=name)]
+            events += [_named("thread_sort_index", rank, thread, sort_index=thread)]
+            events += [_complete(span, rank, thread) for span in row]
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=0) + "\n")
+    return Path(path)
+
+
+def _threads(spans: Sequence[Span]) -> Iterator[tuple[str, list[Span]]]:
+    for lane in LANES:
+        for number, row in enumerate(rows_of([span for span in spans if span.lane == lane])):
+            yield f"{lane} {number}" if number else lane, row
+
+
+def _named(kind: str, rank: int, thread: int, **args: object) -> dict:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": args}
+
+
+def _complete(span: Span, rank: int, thread: int) -> dict:
+    args = {} if span.bytes is None else {"bytes": span.bytes}
+    place = {"pid": rank, "tid": thread, "ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6}
+    return {"ph": "X", "name": span.name, "cat": span.lane, "args": args, **place}

@@ -1,0 +1,115 @@
+"""Which gradients travel together, how large is each parcel, and what does its size cost?
+
+Pictures of bucketing: the plan, one row for each bucket in the order of their launch, and the sweep over bucket
+sizes. Each function takes the data it shows and returns a matplotlib `Figure`.
+
+Read next: `timeline.py`, when the buckets travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ddp_course.draw.style import (
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    SMALL,
+    arrow,
+    canvas,
+    chart,
+    label,
+    rank_colour,
+    tint,
+)
+
+ROW = 0.5
+LEFT, BAR = 1.55, 3.2  # inches: where the bars begin, and how long the largest is
+NAMES_WIDTH = 36  # letters that fit beside the longest bar
+
+
+class HasGradients(Protocol):
+    """What the picture needs to know of a bucket; `parallel.bucketing.Bucket` has it."""
+
+    names: Sequence[str]
+    numels: Sequence[int]
+    dtype: torch.dtype
+
+
+def size_text(n_bytes: float) -> str:
+    """A size with its unit, in powers of 1024, as bucket caps are counted: "1.5 MiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes:.0f} B"
+
+
+def bucket_plan(buckets: Sequence[HasGradients]) -> Figure:
+    """One row per bucket, first launched on top; a piece of the bar for each gradient, as long as it is large."""
+    height = ROW * len(buckets) + 0.5
+    figure, ax = canvas(height)
+    sizes = [sum(bucket.numels) * bucket.dtype.itemsize for bucket in buckets]
+    label(ax, 0.15, height - 0.22, "backward", size=SMALL, ink=MUTED, align="left")
+    arrow(ax, (0.32, height - 0.4), (0.32, 0.1))
+    label(ax, LEFT, height - 0.22, "one piece for each gradient, first ready on the left", size=SMALL, align="left")
+    for row, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
+        y = height - 0.45 - ROW * (row + 1) + 0.06
+        label(ax, 0.5, y + 0.19, f"bucket {row}", bold=True, align="left")
+        end = _pieces(ax, bucket, y, BAR / max(sizes))
+        label(ax, end + 0.12, y + 0.27, f"{size_text(size)} in {_tensors(len(bucket.names))}", align="left", size=SMALL)
+        label(ax, end + 0.12, y + 0.09, _between(bucket.names), align="left", size=SMALL - 1, ink=MUTED)
+    return figure
+
+
+def _pieces(ax: Axes, bucket: HasGradients, y: float, inches_per_byte: float) -> float:
+    """Draw the bar of a bucket and return where it ends."""
+    x = LEFT
+    for place, numel in enumerate(bucket.numels):
+        width = numel * bucket.dtype.itemsize * inches_per_byte
+        colour = tint(rank_colour(0), 0.5 if place % 2 else 0.25)
+        ax.add_patch(Rectangle((x, y), width, 0.36, facecolor=colour, edgecolor=PAPER, linewidth=0.4))
+        x += width
+    ax.add_patch(Rectangle((LEFT, y), x - LEFT, 0.36, facecolor="none", edgecolor=rank_colour(0), linewidth=1.2))
+    return x
+
+
+def _tensors(count: int) -> str:
+    return "1 gradient" if count == 1 else f"{count} gradients"
+
+
+def _between(names: Sequence[str]) -> str:
+    """The first and the last name, cut at the front where they are long: the end of a name tells more."""
+    ends = [names[0]] if len(names) == 1 else [names[0], names[-1]]
+    most = NAMES_WIDTH // len(ends) - 2
+    return " to ".join(name if len(name) <= most else "…" + name[1 - most :] for name in ends)
+
+
+def bucket_sweep(
+    step_ms: Mapping[str, Sequence[float]], caps: Sequence[str], reference_ms: float | None = None
+) -> Figure:
+    """The time of a step over the bucket's size, one line for each way.
+
+    Args:
+        step_ms: for each way, the median step at each cap, in milliseconds.
+        caps: how each cap is written below the axis, smallest first.
+        reference_ms: a step without any communication, drawn as a level.
+    """
+    figure, ax = chart(3.0)
+    for number, (name, times) in enumerate(step_ms.items()):
+        ax.plot(range(len(caps)), times, color=rank_colour(number), marker="os^D"[number % 4], label=name)
+    if reference_ms is not None:
+        ax.axhline(reference_ms, color=LINE, linestyle="--", label="no communication")
+    ax.set_xticks(range(len(caps)), caps)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("bucket cap", color=MUTED, fontsize=LABEL)
+    ax.set_ylabel("step, ms", color=MUTED, fontsize=LABEL)
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK)
+    return figure

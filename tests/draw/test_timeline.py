@@ -1,0 +1,98 @@
+"""Does the timeline show when what ran, and stay readable with measured, crowded and odd spans?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.patches import Rectangle
+
+from ddp_course.draw.style import text_problems, texts_of
+from ddp_course.draw.timeline import timeline
+from ddp_course.spans import Span
+from tests import trace_on_ranks as on_ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def step(shift=0.0, reduces=3, each=0.004, gap=0.001):
+    """Backward ends at 30 ms; the all-reduces begin at 15 ms, `gap` apart."""
+    found = [
+        Span("forward", 0.0, 0.010, "forward"),
+        Span("one", 0.010, 0.020, "backward"),
+        Span("two", 0.020, 0.030, "backward"),
+        Span("rest of backward", 0.030, 0.040, "waiting"),
+        Span("optimizer", 0.040, 0.0401, "optimizer"),
+    ]
+    for number in range(reduces):
+        start = 0.015 + number * gap
+        found.append(Span("all_reduce", start, start + each, "all-reduce", 2**20 * (number + 1)))
+    return [Span(s.name, s.start_s + shift, s.end_s + shift, s.lane, s.bytes) for s in found]
+
+
+def bars(figure):
+    """(left, width) of every bar, in milliseconds."""
+    found = [p for p in figure.axes[0].patches if isinstance(p, Rectangle)]
+    return [(round(p.get_x(), 6), round(p.get_width(), 6)) for p in found]
+
+
+def test_bars_stand_where_the_spans_were_on_one_clock():
+    figure = timeline([step(5.0, reduces=1), step(5.002, reduces=1)])
+    drawn = bars(figure)
+    assert (0, 10) in drawn and (2, 10) in drawn  # the forward passes, 2 ms apart
+    assert (15, 4) in drawn and (17, 4) in drawn  # the all-reduces
+    lines = [line.get_xdata()[0] for line in figure.axes[0].lines]
+    assert [round(x, 6) for x in lines] == [30, 32]  # where the last gradient was ready
+
+
+def test_each_all_reduce_has_its_number_and_size():
+    texts = texts_of(timeline([step()]))
+    assert [text for text in texts if "MiB" in text] == ["0: 1.0 MiB", "1: 2.0 MiB", "2: 3.0 MiB"]
+    assert "rank 0" in texts and "3 all-reduces" in texts
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [step(reduces=1)],
+        [step(), step(0.003)],
+        [step(reduces=8, gap=0.0005)] * 4,
+        [step(reduces=12, each=0.0001, gap=0.002)] * 2,
+        [step(reduces=60, each=0.0005, gap=0.0004)] * 2,
+        [step(reduces=0), step(reduces=0)],
+        [step(reduces=1, each=0.5)],
+        [step(), [*step(), Span("reduce_scatter_tensor", 0.012, 0.013, "other collective")]],
+    ],
+    ids=["one", "two ranks", "eight at once", "naive", "sixty", "none", "a long one", "another collective"],
+)
+def test_texts_do_not_collide(ranks, tmp_path):
+    figure = timeline(ranks, title="a step")
+    assert text_problems(figure) == []
+    assert figure.get_figwidth() * figure.dpi <= 800
+    figure.savefig(tmp_path / "t.png", dpi=figure.dpi)
+    assert (tmp_path / "t.png").stat().st_size < 60_000
+
+
+def test_many_all_reduces_at_once_are_drawn_without_labels():
+    figure = timeline([step(reduces=30, each=0.01, gap=0.0001)])
+    assert not [text for text in texts_of(figure) if "MiB" in text]
+    assert "30 all-reduces" in texts_of(figure)
+    assert len([bar for bar in bars(figure) if bar[1] == 10]) == 30 + 4  # and forward, two nodes, waiting
+
+
+def test_nothing_to_draw_is_said():
+    with pytest.raises(ValueError, match="no spans to draw"):
+        timeline([[], []])
+
+
+def test_a_measured_step_is_readable(two_ranks):
+    figure = timeline([spans for spans, _, _ in two_ranks.run(on_ranks.gated_step)])
+    assert text_problems(figure) == []
+    assert "rank 1" in texts_of(figure)

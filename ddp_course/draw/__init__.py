@@ -1,25 +1,36 @@
 """Every picture of the course. `style.py` holds the look, the other files the pictures."""
 
+from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
+from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
 from ddp_course.draw.style import rank_colour, text_problems, texts_of
+from ddp_course.draw.timeline import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
 
 __all__ = [
     "all_reduce",
+    "bucket_plan",
+    "bucket_sweep",
+    "collective",
     "collective_calls",
+    "cost_curves",
     "data_parallel_step",
     "losses",
     "mean_weights",
+    "message_rounds",
     "own_losses",
     "processes",
     "rank_colour",
     "rank_map",
     "rendezvous",
+    "ring_steps",
     "shards",
+    "size_text",
     "subgroups",
     "sums_and_counts",
     "text_problems",
     "texts_of",
+    "timeline",
 ]

@@ -1,0 +1,228 @@
+"""What does a collective move, which chunk is where in a ring, and when is a tree quicker?
+
+Pictures of collectives: the ranks' values before and after, the chunks of a ring step by step, messages between
+ranks in rounds, and curves of cost. Each function takes the data it shows and returns a matplotlib `Figure`. Colours
+come from the data as well: a value has the colour of the one rank that brought it, and is grey when it is new.
+
+Left out on purpose: buckets and overlap, which are in `timeline.py`.
+Read next: `data_parallel.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    DPI,
+    FAINT,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    number,
+    rank_colour,
+    tint,
+)
+
+Values = Sequence[object] | None  # what one rank holds; None: nothing
+MOST_RING_RANKS = 4
+
+
+def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> Figure:
+    """One collective: what each rank held before, and what it holds afterwards.
+
+    Args:
+        before: by rank, its values, or None for a rank that brings nothing.
+        after: by rank, its values, or None for a rank that receives nothing.
+        name: of the collective, as shown between the two.
+    """
+    world_size, row = len(before), 0.4
+    height = row * world_size + 0.5
+    figure, ax = canvas(height)
+    origin = _origins(before)
+    slots = max(len(values) for values in [*before, *after] if values is not None)
+    cell = _whole_pixels(min(0.72, 2.75 / slots))
+    lefts = {"before": 0.95, "after": 5.15}
+    for (title, left), side in zip(lefts.items(), (before, after), strict=True):
+        label(ax, left, height - 0.2, title, ink=MUTED, align="left")
+        for rank, values in enumerate(side):
+            _row_of_cells(ax, values, (left, height - 0.42 - row * (rank + 0.5)), cell, row, rank, origin)
+    for rank in range(world_size):
+        label(ax, 0.12, height - 0.42 - row * (rank + 0.5), f"rank {rank}", bold=True, align="left")
+    middle = height - 0.42 - row * world_size / 2
+    arrow(ax, (3.95, middle - 0.12), (4.95, middle - 0.12), colour=SHARED)
+    label(ax, 4.45, middle + 0.1, name, bold=True, size=SMALL)
+    return figure
+
+
+def _whole_pixels(inches: float) -> float:
+    """Round down, so that equal boxes look equal, and compress well."""
+    return int(inches * DPI) / DPI
+
+
+def _origins(before: Sequence[Values]) -> dict[object, int | None]:
+    """The rank that brought a value, for each value; None where two ranks brought the same."""
+    origin: dict[object, int | None] = {}
+    for rank, values in enumerate(before):
+        for value in values or ():
+            origin[value] = rank if origin.get(value, rank) == rank else None
+    return origin
+
+
+def _row_of_cells(
+    ax: Axes,
+    values: Values,
+    place: tuple[float, float],
+    cell: float,
+    row: float,
+    rank: int,
+    origin: Mapping[object, int | None],
+) -> None:
+    left, middle = place
+    if values is None:
+        label(ax, left + 0.05, middle, "nothing", size=SMALL, ink=MUTED, align="left")
+        return
+    for slot, value in enumerate(values):
+        source = origin.get(value)
+        colour = SHARED if source is None else rank_colour(source)
+        spot = (left + cell * slot, middle - row / 2 + 0.03, cell - 0.06, row - 0.06)
+        box(ax, *spot, number(value), colour=colour, size=SMALL)
+
+
+def ring_steps(snapshots: Sequence[Sequence[Sequence[object]]]) -> Figure:
+    """The chunks of every rank after each step of a ring all-reduce, from the start to the end.
+
+    Args:
+        snapshots: by step, by rank, by chunk: the value that the rank held in that chunk. There are 2(W-1) + 1 of
+            them, the first from before the first step.
+    Raises:
+        ValueError: another number of snapshots, or too many ranks for one page.
+    """
+    world_size = len(snapshots[0])
+    if not 2 <= world_size <= MOST_RING_RANKS:
+        raise ValueError(f"{world_size} ranks: the picture has room for 2 to {MOST_RING_RANKS}")
+    if len(snapshots) != 2 * world_size - 1:
+        raise ValueError(f"{world_size} ranks take 2(W-1) = {2 * world_size - 2} steps; found {len(snapshots) - 1}")
+    row, tall = 0.3, 0.3 * world_size + 0.5
+    figure, ax = canvas(2 * tall + 0.1)
+    cell = _whole_pixels(((WIDTH - 0.75) / world_size - 0.18) / world_size)
+    pitch = cell * world_size + 0.18
+    for step, held in enumerate(snapshots):
+        line, column = divmod(step, world_size)
+        top = 2 * tall + 0.05 - line * tall
+        left = 0.7 + pitch * column
+        label(ax, left + (pitch - 0.18) / 2, top - 0.2, _step_title(step, world_size), size=SMALL, ink=MUTED)
+        for rank in range(world_size):
+            y = top - 0.38 - row * (rank + 1)
+            if column == 0:
+                label(ax, 0.08, y + row / 2, f"rank {rank}", bold=True, size=SMALL, align="left")
+            for chunk, value in enumerate(held[rank]):
+                arrived = step > 0 and value != snapshots[step - 1][rank][chunk]
+                started = value == snapshots[0][rank][chunk]
+                complete = value == snapshots[-1][rank][chunk]
+                spot = (left + cell * chunk, y, cell, row)
+                _chunk(ax, spot, value, rank, (rank - 1) % world_size if arrived else None, started, complete)
+    left = 0.7 + pitch * (world_size - 1)
+    notes = "thick edge:\njust arrived\nfrom the left\n\ndark:\nthe full sum"
+    label(ax, left, tall / 2, notes, size=SMALL - 1, ink=MUTED, align="left")
+    return figure
+
+
+def _step_title(step: int, world_size: int) -> str:
+    if step == 0:
+        return "before"
+    half, within = divmod(step - 1, world_size - 1)
+    return f"{('add', 'copy')[half]}, step {within + 1}"
+
+
+def _chunk(
+    ax: Axes,
+    spot: tuple[float, float, float, float],
+    value: object,
+    rank: int,
+    sender: int | None,
+    started: bool,
+    complete: bool,
+) -> None:
+    x, y, width, height = spot
+    ink = PAPER if complete else INK
+    shape = box(ax, x + 0.02, y + 0.02, width - 0.04, height - 0.04, number(value), size=SMALL - 2, mono=True, ink=ink)
+    face = SHARED if complete else tint(rank_colour(rank)) if started else tint(SHARED, 0.22)
+    shape.set(facecolor=face, edgecolor=LINE if sender is None else rank_colour(sender))
+    shape.set_linewidth(0.6 if sender is None else 2.4)
+
+
+def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size: int) -> Figure:
+    """Who sent to whom in each round: one upright line per rank, one arrow per message, time runs downwards.
+
+    Args:
+        rounds: by round, its messages as (from, to, bytes).
+        world_size: ranks in all.
+    """
+    row, left, right = 0.46, 1.25, 3.1
+    height = row * len(rounds) + 0.55
+    figure, ax = canvas(height)
+    column = (WIDTH - left - right) / max(1, world_size - 1)
+    for rank in range(world_size):
+        x = left + column * rank
+        ax.plot((x, x), (0.08, height - 0.38), color=FAINT, linewidth=2, zorder=0)
+        label(ax, x, height - 0.2, f"rank {rank}", bold=True)
+    for place, messages in enumerate(rounds):
+        top = height - 0.45 - row * place
+        label(ax, 0.12, top - row / 2, f"round {place + 1}", size=SMALL, ink=MUTED, align="left")
+        for source, target, _ in messages:
+            start, end = left + column * source, left + column * target
+            arrow(ax, (start, top - 0.04), (end, top - row + 0.06), colour=rank_colour(source))
+        label(ax, WIDTH - right + 0.45, top - row / 2, _counted(messages), size=SMALL, align="left")
+    return figure
+
+
+def _counted(messages: Sequence[tuple[int, int, int]]) -> str:
+    sizes = sorted({n_bytes for _, _, n_bytes in messages})
+    each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    return f"{len(messages)} message{'s' if len(messages) > 1 else ''} of {each} B"
+
+
+def cost_curves(payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[float]], crossover: float) -> Figure:
+    """Time against payload for several ways to all-reduce, on logarithmic axes, and where two of them cross.
+
+    Args:
+        payload_bytes: the payloads, increasing.
+        seconds: for each way, by name, its time at every payload.
+        crossover: the payload at which the first two ways take equally long; 0 draws no mark.
+    """
+    figure, ax = chart(3.4)
+    for place, (name, times) in enumerate(seconds.items()):
+        ax.plot(payload_bytes, times, color=rank_colour(place), linewidth=2, linestyle=("-", "--", ":")[place % 3])
+        ax.annotate(
+            name, (payload_bytes[-1], times[-1]), xytext=(6, 0), textcoords="offset points", va="center", size=LABEL
+        )
+    ax.set(xscale="log", yscale="log", xlabel="payload in bytes", ylabel="seconds")
+    if crossover:
+        ax.axvline(crossover, color=LINE, linestyle=":", linewidth=1.4)
+        ax.text(
+            crossover,
+            0.96,
+            f"  equal at {_size(crossover)}",
+            size=SMALL,
+            color=MUTED,
+            transform=ax.get_xaxis_transform(),
+        )
+    return figure
+
+
+def _size(n_bytes: float) -> str:
+    unit, scale = next((pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if n_bytes >= pair[1]), ("B", 1))
+    return f"{n_bytes / scale:.3g} {unit}"

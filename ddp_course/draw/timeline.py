@@ -21,7 +21,8 @@ from ddp_course.draw.style import INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL,
 from ddp_course.spans import TALKING, Span, merge_ranks, rows_of
 
 ROW_INCHES = 0.27
-MOST_ROWS = 18  # of labelled all-reduces, all ranks together; more are drawn close together, without labels
+MOST_ROWS = 18  # of labelled all-reduces, all ranks together; more are packed, without labels
+LEAST_PACKED = 3  # rows for those; gloo's two threads need two
 BAR = 0.74  # of a row's height
 STRENGTH = {"forward": 0.3, "backward": 0.85, "optimizer": 0.55}
 LETTER_INCHES = 0.078  # the width of a letter of the small size, generously
@@ -41,7 +42,7 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
         raise ValueError("no spans to draw; record them with record_trace")
     longest_ms = 1000 * max(span.end_s for spans in ranks for span in spans)
     ms_per_letter = longest_ms * LETTER_INCHES / 5.6  # about 5.6 inches are left for the bars
-    blocks = [_rows(spans, ms_per_letter, MOST_ROWS // len(ranks)) for spans in ranks]
+    blocks = [_rows(spans, MOST_ROWS // len(ranks)) for spans in ranks]
     inches = ROW_INCHES * sum(len(rows) + 1.5 for rows, _ in blocks)
     figure, ax = _page(inches)
     top, right = 0.0, longest_ms
@@ -66,12 +67,16 @@ def _page(inches: float) -> tuple[Figure, Axes]:
     return figure, ax
 
 
-def _rows(spans: Sequence[Span], ms_per_letter: float, most: int) -> tuple[list[list[Span]], bool]:
-    """The rows of one rank's collectives, and whether there is room to label them."""
+def _rows(spans: Sequence[Span], most: int) -> tuple[list[list[Span]], bool]:
+    """The rows of one rank's collectives, and whether they are labelled: one a row, if there are not too many.
+
+    How many rows there are shall depend on the number of collectives, not on when they happened to run.
+    """
     talk = [span for span in spans if span.lane in TALKING]
-    room_s = [ms_per_letter * (len(_note(0, span)) + 3) / 1000 for span in talk]
-    rows = rows_of(talk, room_s)
-    return (rows, True) if len(rows) <= most else (rows_of(talk), False)
+    if len(talk) <= most:
+        return [[span] for span in talk], True
+    rows = rows_of(talk)
+    return rows + [[]] * (LEAST_PACKED - len(rows)), False
 
 
 def _note(number: int, span: Span) -> str:

@@ -87,6 +87,11 @@ def test_many_all_reduces_at_once_are_drawn_without_labels():
     assert len([bar for bar in bars(figure) if bar[1] == 10]) == 30 + 4  # and forward, two nodes, waiting
 
 
+def test_the_page_depends_on_the_number_of_all_reduces_and_not_on_their_times():
+    heights = [timeline([step(reduces=n, gap=gap)]).get_figheight() for n in (5, 30) for gap in (0.0021, 0.005)]
+    assert heights[0] == heights[1] and heights[2] == heights[3]
+
+
 def test_nothing_to_draw_is_said():
     with pytest.raises(ValueError, match="no spans to draw"):
         timeline([[], []])

@@ -1,0 +1,25 @@
+"""How do replicas stay equal?"""
+
+from ddp_course.parallel.bucketing import Bucket, plan_buckets
+from ddp_course.parallel.data_parallel import DataParallel, gather, parallel_apply, replicate, scatter
+from ddp_course.parallel.ddp import BucketedDDP, GradBucket
+from ddp_course.parallel.naive import NaiveDDP, average_gradients, average_gradients_flat
+from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, check_same_model
+
+__all__ = [
+    "Bucket",
+    "BucketedDDP",
+    "DataParallel",
+    "GradBucket",
+    "NaiveDDP",
+    "average_gradients",
+    "average_gradients_flat",
+    "broadcast_buffers",
+    "broadcast_module",
+    "check_same_model",
+    "gather",
+    "parallel_apply",
+    "plan_buckets",
+    "replicate",
+    "scatter",
+]

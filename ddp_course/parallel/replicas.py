@@ -1,0 +1,84 @@
+"""Do all ranks hold the same model, and how do they come to?
+
+Replicas stay equal if they begin equal and take equal steps. So the ranks first compare what they have built, name by
+name, and then take rank 0's values. A difference found here is a sentence; found later, it is a hang or a wrong model.
+
+Left out on purpose: keeping replicas equal afterwards, which is the gradients' part.
+Read next: `naive.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that get gradients, by name, each once, also if the module uses it in two places.
+
+    Raises:
+        ValueError: there is none, so there is nothing to average.
+    """
+    named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+    if not named:
+        raise ValueError("the module has no parameter that requires a gradient: call it without DDP")
+    return named
+
+
+def check_same_model(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Refuse models that differ between ranks in a name, a shape, a dtype, or in what is trained.
+
+    Raises:
+        RuntimeError: on every rank; names the first difference and its rank.
+    Collective: one all_gather_object of a text per tensor; every rank of `group`.
+    """
+    mine = list(_described(module))
+    everyone: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, theirs in enumerate(everyone):
+        for expected, found in zip_longest(everyone[0], theirs, fillvalue="nothing"):
+            if expected != found:
+                raise RuntimeError(
+                    f"the models differ: rank 0 has {expected}, rank {rank} has {found}; build the model identically "
+                    "on every rank (the same code, the same arguments, the same order)"
+                )
+
+
+def _described(module: nn.Module) -> Iterable[str]:
+    for name, param in module.named_parameters():
+        yield f"{name} {tuple(param.shape)} {param.dtype}{'' if param.requires_grad else ', frozen'}"
+    for name, buffer in module.named_buffers():
+        yield f"{name} {tuple(buffer.shape)} {buffer.dtype}, a buffer"
+
+
+@torch.no_grad()
+def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
+    """Give every rank the parameters and buffers of the group's rank `src`.
+
+    Collective: one broadcast per parameter and per buffer; every rank of `group`.
+    """
+    _broadcast(module.parameters(), group, src)
+    _broadcast(module.buffers(), group, src)
+
+
+@torch.no_grad()
+def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
+    """Give every rank the buffers of the group's rank `src`, such as BatchNorm's running statistics.
+
+    Collective: one broadcast per buffer; every rank of `group`.
+    """
+    _broadcast(module.buffers(), group, src)
+
+
+def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None, src: int) -> None:
+    # All under way before the first is waited for, so that their latencies overlap.
+    pairs = [(tensor, tensor.detach().contiguous()) for tensor in tensors]
+    works = [dist.broadcast(sent, group=group, group_src=src, async_op=True) for _, sent in pairs]
+    for work, (tensor, sent) in zip(works, pairs, strict=True):
+        work.wait()
+        if sent.data_ptr() != tensor.data_ptr():  # other strides, so what travelled was a copy
+            tensor.copy_(sent)

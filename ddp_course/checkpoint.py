@@ -1,73 +1,245 @@
 """What must be saved so that a run can go on, by whom, and onto which device is it loaded?
 
-One rank writes: the replicas are equal, and two writers of one file would spoil it. The file appears under its
-name only when it is whole and on the disk, so a run that is killed while it saves keeps the checkpoint before.
-Every rank reads, each onto its own device.
+One rank writes: the replicas are equal, and two writers of one file would spoil it. A `Checkpointer` keeps the last
+few checkpoints in a folder, each whole and sealed (`checkpoint_file.py`), and names them by their step. "Latest" is
+the highest step whose file is whole. No second file says which one it is, for that file could be wrong.
 
-Left out on purpose: the place within an epoch, and the state of the random number generators. A run resumes at
-the start of an epoch.
-Read next: `train.py`, which says what goes into the file.
+Every rank reads, each onto its own device, and all read the same one: rank 0 chooses and tells the others. If a
+newer one is damaged, the choice falls on the one before, with a warning; it never falls on nothing.
+
+Left out on purpose: saving in the background, and files that each rank writes its own part of. Models that no
+single rank holds need both; torch.distributed.checkpoint has them.
+Read next: `training_state.py`, what goes into the file.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-import pickle
+import re
+import socket
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+
+from ddp_course.checkpoint_file import (
+    CheckpointError,
+    load_checkpoint,
+    load_sealed,
+    save_checkpoint,
+    sync_folder,
+)
+from ddp_course.groups import my_device
+
+__all__ = ["CheckpointError", "Checkpointer", "Loaded", "load_checkpoint", "place_in", "save_checkpoint"]
+
+NAME = re.compile(r"step-(\d{10,})\.pt")
+UNFINISHED = re.compile(r"\.step-\d{10,}\.pt\.unfinished")
+LOCK = ".writer"  # holds the name of the process that writes into the folder; locked while it lives
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be used. The message names the file, what is wrong, and the way out."""
+class Loaded(NamedTuple):
+    """A checkpoint that every rank has read."""
+
+    step: int
+    path: Path
+    state: dict[str, Any]
+    passed_over: list[str]  # why newer ones could not be used, a sentence each; the same on every rank
 
 
-def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
-    """Write `state` so that `path` is at every moment either the old checkpoint or the new one.
+class Checkpointer:
+    """A folder with the last `keep` checkpoints of one run.
 
-    Args:
-        path: its folder is made if need be.
-        state: tensors, numbers, texts, and lists and dicts of them: what loads without running any code.
-    Collective: none. Call it on one rank.
+    with Checkpointer("run7", keep=3) as checkpoints:
+        found = checkpoints.load_latest()              # None in a folder without any
+        ...
+        checkpoints.save(state, step)                  # on every rank; rank 0's state is written
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")  # beside it: a rename must not cross file systems
-    with unfinished.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
-    sync_folder(path.parent)
+
+    def __init__(self, folder: str | Path, keep: int = 3, group: dist.ProcessGroup | None = None) -> None:
+        """Name the folder; nothing is read or written yet.
+
+        Raises:
+            ValueError: `keep` is below 1.
+            CheckpointError: there are several ranks and no group is open, so each would think it is the writer.
+        """
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least the last checkpoint must be kept")
+        self.folder, self.keep, self.group = Path(folder), keep, group
+        self.rank, self.world_size = place_in(group)
+        self._lock = None
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a file, in order. Whether the files are whole is not looked at."""
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+
+    def path_of(self, step: int) -> Path:
+        return self.folder / f"step-{step:010d}.pt"
+
+    # --- Saving ------------------------------------------------------------------------------------
+
+    def save(self, state: dict[str, Any] | None, step: int) -> Path:
+        """Let rank 0 write `state` as the checkpoint of `step`, then remove the oldest.
+
+        No rank comes back before the file is whole and on the disk. So none can look for it too early, and the
+        group's time limit must be longer than the writing takes.
+
+        Args:
+            state: read on rank 0 only.
+        Raises:
+            CheckpointError: on every rank, if rank 0 could not write; earlier checkpoints are untouched.
+        Collective: one broadcast_object_list from rank 0, every rank.
+        """
+        error = None
+        if self.rank == 0:
+            try:
+                self._write(state, step)
+            except Exception as caught:  # whatever it is, the others must not wait for a rank that is gone
+                error = caught
+        problem = self._from_rank_0(error and f"{type(error).__name__}: {error}")
+        if error:
+            raise error
+        if problem:
+            raise CheckpointError(f"rank 0 could not save step {step}: {problem}")
+        return self.path_of(step)
+
+    def _write(self, state: dict[str, Any], step: int) -> None:
+        self._become_the_writer()
+        save_checkpoint(self.path_of(step), state)
+        self._set_later_ones_aside(step)
+        for old in self.steps()[: -self.keep]:  # only now, with the new one safe
+            self.path_of(old).unlink()
+
+    def _become_the_writer(self) -> None:
+        """Lock the folder, once, and remove what a killed writer left unfinished.
+
+        The lock belongs to the process and is gone with it, however it ends. Unlike flock's, it is not inherited by
+        a DataLoader's workers, which may outlive a rank that is killed.
+        """
+        if self._lock:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / LOCK, "a+")  # noqa: SIM115
+        except OSError as error:
+            raise CheckpointError(f"cannot write into {self.folder}: {error.strerror}; choose another") from error
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            lock.seek(0)
+            raise CheckpointError(
+                f"another run ({lock.read().strip()}) is writing into {self.folder}; end it, or give this one a "
+                "folder of its own"
+            ) from None
+        except OSError as error:
+            warnings.warn(
+                f"{self.folder} cannot be locked ({error.strerror}): see that no other run writes there", stacklevel=4
+            )
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        self._lock = lock
+        for path in self.folder.iterdir():
+            if UNFINISHED.fullmatch(path.name):  # nobody else's, since the folder is ours
+                path.unlink()
+
+    def _set_later_ones_aside(self, step: int) -> None:
+        """A run that went back to an earlier step leaves later files behind, and they would be taken for the latest."""
+        for later in (self.path_of(other) for other in self.steps() if other > step):
+            aside = later.with_name(f"{later.name}.set-aside")
+            warnings.warn(f"{later} is later than step {step}, just saved; renamed to {aside.name}", stacklevel=4)
+            os.replace(later, aside)
+            sync_folder(self.folder)
+
+    # --- Loading -----------------------------------------------------------------------------------
+
+    def load_latest(self, map_location: Any = None) -> Loaded | None:
+        """Read the newest checkpoint that is whole, the same one on every rank.
+
+        Args:
+            map_location: None means this rank's own device.
+        Returns:
+            None if the folder has no checkpoint at all: the run begins.
+        Raises:
+            CheckpointError: on every rank, if there are checkpoints and none can be used, or if some rank does not
+                read what rank 0 reads; names the ranks.
+        Collective: one broadcast_object_list from rank 0, and if there is a checkpoint, one all_gather_object.
+        """
+        device = self._own_device() if map_location is None else map_location
+        step, state, seal, passed_over = self._newest(device) if self.rank == 0 else (None, None, None, [])
+        step, seal, passed_over = self._from_rank_0((step, seal, passed_over))
+        if step is None and passed_over:
+            raise CheckpointError(f"no checkpoint in {self.folder} can be used:\n" + "\n".join(passed_over))
+        if step is None:
+            return None
+        problem = None
+        if self.rank != 0:
+            try:
+                state, seal = load_sealed(self.path_of(step), device, seal)
+            except CheckpointError as error:
+                problem = str(error)
+        failed = [f"rank {rank}: {said}" for rank, said in enumerate(self._from_all(problem)) if said]
+        if failed:
+            raise CheckpointError(f"not every rank can read what rank 0 reads, step {step}:\n" + "\n".join(failed))
+        return Loaded(step, self.path_of(step), state, passed_over)
+
+    def _newest(self, device: Any) -> tuple[int | None, dict[str, Any] | None, str | None, list[str]]:
+        passed_over = []
+        for step in reversed(self.steps()):
+            try:
+                state, seal = load_sealed(self.path_of(step), device)
+            except CheckpointError as error:
+                passed_over.append(str(error))
+                warnings.warn(f"checkpoint passed over: {error}", stacklevel=3)
+            else:
+                return step, state, seal, passed_over
+        return None, None, None, passed_over
+
+    # --- Who else is there -------------------------------------------------------------------------
+
+    def _own_device(self) -> torch.device:
+        return my_device(self.group) if dist.is_initialized() else torch.device("cpu")
+
+    def _from_rank_0(self, value: Any) -> Any:
+        box = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(box, group_src=0, group=self.group)
+        return box[0]
+
+    def _from_all(self, value: Any) -> list[Any]:
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def close(self) -> None:
+        """Let another run write into the folder."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
-def sync_folder(folder: Path) -> None:
-    # A rename is an entry in the folder; without this, a power cut may lose it.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def load_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
-    """Read a checkpoint onto this rank's own device.
-
-    Without `device`, each rank would put its tensors onto the device of the rank that saved them, GPU 0.
+def place_in(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """Return this process's rank and the world size; (0, 1) for a program of one process without a group.
 
     Raises:
-        CheckpointError: there is no such file, or it is not a whole checkpoint.
-    Collective: none. Every rank reads, so every host must see the file.
+        CheckpointError: a launcher has started several ranks, and no group is open.
     """
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
+    if dist.is_initialized():
+        return dist.get_rank(group), dist.get_world_size(group)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise CheckpointError(
-            f"there is no checkpoint at {path} to resume from; leave resume out for the first run, and on several "
-            "hosts use a folder that all of them see"
-        ) from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a checkpoint that can be read ({type(error).__name__}); remove it and train anew"
-        ) from error
+            f"rank {os.environ.get('RANK')}: {os.environ['WORLD_SIZE']} ranks were started, but no process group is "
+            "open, so each would write; call init_process_group first"
+        )
+    return 0, 1

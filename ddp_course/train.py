@@ -7,7 +7,7 @@
 Each rank holds a replica of the model and trains it on its own shard of the rows. DistributedDataParallel
 averages the gradients while the backward pass computes them, so every replica takes the same step. The loss is
 reduced over the ranks by sum and count, the test rows are divided without a duplicate, and rank 0 writes the
-checkpoint.
+checkpoints.
 
 Left out on purpose: learning rate schedules, augmentation, and resuming within an epoch.
 Read next: `terminal.py`, the same program from a terminal; or torch/nn/parallel/distributed.py.
@@ -30,12 +30,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from ddp_course.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from ddp_course.checkpoint import Checkpointer, CheckpointError
 from ddp_course.data import DATASETS, Images, load
 from ddp_course.groups import my_device
 from ddp_course.logs import progress_bar, rank0_print
 from ddp_course.metrics import mean_over_ranks
 from ddp_course.models import MLP, resnet18_small
+from ddp_course.training_state import capture_state, restore_state
 
 MODELS = ("mlp", "mlp_bn", "resnet18")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -59,12 +60,13 @@ class Config:
     momentum: float = option(0.9, "momentum of SGD")
     seed: int = option(0, "chooses the first weights and the order of the rows")
     dtype: str = option("float32", "number format of the model", tuple(DTYPES))
-    checkpoint: str | None = option(None, "where rank 0 saves after every epoch")
-    resume: bool = option(False, "go on from the checkpoint, at the epoch after the last one finished")
+    checkpoint: str | None = option(None, "the folder in which rank 0 saves after every epoch")
+    keep: int = option(3, "how many of the last checkpoints stay there")
+    resume: bool = option(False, "go on from the latest checkpoint, at the epoch after the last one finished")
     progress: bool = option(True, "show a bar on rank 0")
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "epochs", "local_batch"):
+        for name in ("hidden", "epochs", "local_batch", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         for each in fields(self):
@@ -76,7 +78,7 @@ class Config:
 
 
 # A run may be resumed with other values of these; of all others, the checkpoint's must be kept.
-FREE_ON_RESUME = ("root", "epochs", "checkpoint", "resume", "progress")
+FREE_ON_RESUME = ("root", "epochs", "checkpoint", "keep", "resume", "progress")
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,22 @@ def train(rank: int, world_size: int, config: Config) -> Result:
         This rank's result.
     Raises:
         DatasetError: the images cannot be had.
-        CheckpointError: a resume was asked for and the checkpoint is missing or belongs to another run.
+        CheckpointError: a checkpoint cannot be written; or a resume was asked for and there is none, or it belongs
+            to another run.
     Collective: DDP's own at construction; in each step its all_reduce of every gradient bucket; after each
-        epoch two all_reduces (loss, accuracy) and one broadcast per buffer.
+        epoch two all_reduces (loss, accuracy) and one broadcast per buffer; those of `Checkpointer` and
+        `capture_state` if a checkpoint is wanted.
     """
     device, dtype = my_device(), DTYPES[config.dtype]
     train_set, test_set = (load(config.dataset, split, config.root) for split in ("train", "test"))
     torch.manual_seed(config.seed)
     model, notes = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-    first_epoch = resume(config, model, optimizer, device) if config.resume else 0
+    checkpoints = Checkpointer(config.checkpoint, config.keep) if config.checkpoint else None
+    first_epoch = 0
+    if config.resume:
+        first_epoch, lost = resume(config, checkpoints, model, optimizer)
+        notes += lost
     rank0_print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
 
     replica = DistributedDataParallel(model)  # every rank starts from rank 0's weights
@@ -131,10 +139,13 @@ def train(rank: int, world_size: int, config: Config) -> Result:
         share_buffers(model)
         accuracies.append(evaluate(model, test_set, rank, world_size, device))
         bar.set_postfix_str(f"epoch {epoch + 1}, loss {losses[-1]:.4f}, test {accuracies[-1]:.1%}")
-        if config.checkpoint and rank == 0:
-            save_checkpoint(config.checkpoint, state_of(config, model, optimizer, epoch + 1, world_size))
+        if checkpoints:
+            extra = {"config": asdict(config)}
+            checkpoints.save(capture_state(model, optimizer, epoch=epoch + 1, extra=extra), step=epoch + 1)
     seconds = time.perf_counter() - started
     bar.close()
+    if checkpoints:
+        checkpoints.close()
 
     return Result(
         rank=rank,
@@ -248,39 +259,34 @@ def evaluate(
     return mean_over_ranks(correct, len(shard), device)
 
 
-# --- The checkpoint --------------------------------------------------------------------------------
+# --- Going on --------------------------------------------------------------------------------------
 
 
-def state_of(
-    config: Config, model: nn.Module, optimizer: torch.optim.Optimizer, epochs_done: int, world_size: int
-) -> dict[str, Any]:
-    """Return all that a resumed run needs. The names are the bare module's, without DDP's "module." prefix."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "epochs_done": epochs_done,
-        "world_size": world_size,
-        "config": asdict(config),
-    }
+def resume(
+    config: Config, checkpoints: Checkpointer, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[int, list[str]]:
+    """Load the latest checkpoint into `model` and `optimizer`.
 
-
-def resume(config: Config, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Load the checkpoint into `model` and `optimizer` and return the number of epochs it has behind it.
-
+    Returns:
+        The number of epochs it has behind it, and what could not be carried over.
     Raises:
-        CheckpointError: it is missing, broken, or of a run with other settings.
+        CheckpointError: there is none, none can be used, or it is of a run with other settings.
+    Collective: see `Checkpointer.load_latest`.
     """
-    state = load_checkpoint(config.checkpoint, device)
+    found = checkpoints.load_latest()
+    if found is None:
+        raise CheckpointError(
+            f"there is no checkpoint in {config.checkpoint} to resume from; leave resume out for the first run, and "
+            "on several hosts use a folder that all of them see"
+        )
     for name, wanted in asdict(config).items():
-        found = state["config"].get(name)
-        if name not in FREE_ON_RESUME and found != wanted:
+        was = found.state["extra"].get("config", {}).get(name)
+        if name not in FREE_ON_RESUME and was != wanted:
             raise CheckpointError(
-                f"{config.checkpoint} was written with {name}={found!r}, this run has {wanted!r}; "
-                f"go on with {name}={found!r}, or train anew without resume"
+                f"{found.path} was written with {name}={was!r}, this run has {wanted!r}; "
+                f"go on with {name}={was!r}, or train anew without resume"
             )
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["epochs_done"]
+    return found.state["epoch"], restore_state(found.state, model, optimizer)
 
 
 def main(argv: list[str] | None = None) -> int:

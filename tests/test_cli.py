@@ -97,9 +97,9 @@ def test_without_options_a_terminal_trains_what_a_cell_trains():
 
 
 def test_every_option_arrives_as_its_own_type():
-    typed = "--epochs 3 --lr 0.5 --model mlp_bn --checkpoint a/b.pt --resume --no-progress --root data"
+    typed = "--epochs 3 --lr 0.5 --model mlp_bn --checkpoint a/b --keep 2 --resume --no-progress --root data"
     assert settings_of(shlex.split(typed)) == Config(
-        epochs=3, lr=0.5, model="mlp_bn", checkpoint="a/b.pt", resume=True, progress=False, root="data"
+        epochs=3, lr=0.5, model="mlp_bn", checkpoint="a/b", keep=2, resume=True, progress=False, root="data"
     )
 
 

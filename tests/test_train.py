@@ -122,9 +122,10 @@ def one_process(config: Config, world_size: int, shards: tuple[int, ...]) -> dic
 
 @pytest.fixture(scope="module")
 def two_ranks_exact(ranks, tmp_path_factory) -> tuple[list[Result], dict]:
-    path = tmp_path_factory.mktemp("exact") / "last.pt"
-    results = run(ranks, replace(EXACT, checkpoint=str(path)))
-    return results, load_checkpoint(path, CPU)
+    folder = tmp_path_factory.mktemp("exact")
+    results = run(ranks, replace(EXACT, checkpoint=str(folder), keep=1))
+    assert [path.name for path in folder.glob("*.pt")] == ["step-0000000002.pt"]
+    return results, load_checkpoint(folder / "step-0000000002.pt", CPU)
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -232,14 +233,14 @@ def test_the_checkpoint_fits_the_bare_model_and_holds_all_that_a_run_needs(two_r
     model = MLP(64, 32, 10).double()
     model.load_state_dict(saved["model"])  # strict: no "module." prefix, nothing missing
     assert checksum(model) == results[0].checksum
-    assert (saved["epochs_done"], saved["world_size"]) == (2, 2)
-    assert Config(**saved["config"]).lr == EXACT.lr
+    assert (saved["epoch"], saved["world_size"], len(saved["generators"])) == (2, 2, 2)
+    assert Config(**saved["extra"]["config"]).lr == EXACT.lr
     assert len(saved["optimizer"]["state"]) == 6  # a momentum for each of three weights and three biases
 
 
 def test_a_resumed_run_ends_as_the_uninterrupted_one(ranks, tmp_path):
     straight = run(ranks, replace(QUICK, epochs=4))
-    half = replace(QUICK, checkpoint=str(tmp_path / "last.pt"))
+    half = replace(QUICK, checkpoint=str(tmp_path / "run"))
     run(ranks, half)
     resumed = run(ranks, replace(half, epochs=4, resume=True))
     assert [r.first_epoch for r in resumed] == [2, 2]
@@ -252,13 +253,25 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(ranks, tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_refused(ranks, tmp_path):
-    path = str(tmp_path / "last.pt")
+    path = str(tmp_path / "run")
     run(ranks, replace(QUICK, checkpoint=path))
     for setting, found in (({"lr": 0.5}, "lr=0.1"), ({"hidden": 16}, "hidden=32")):
         with pytest.raises(RankError) as caught:
             run(ranks, replace(QUICK, checkpoint=path, resume=True, **setting))
         assert caught.value.error_type == "CheckpointError"
         assert f"was written with {found}, this run has" in caught.value.message
+
+
+def test_a_resume_without_a_checkpoint_is_an_error_and_with_other_ranks_a_note(ranks, tmp_path):
+    half = replace(QUICK, epochs=1, checkpoint=str(tmp_path))
+    with pytest.raises(RankError) as caught:
+        run(ranks, replace(half, resume=True))
+    assert f"there is no checkpoint in {tmp_path} to resume from; leave resume out" in caught.value.message
+    run(ranks, half)
+    go_on = replace(half, epochs=2, resume=True)
+    (alone,) = launch(train, 1, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90, quiet=True)
+    assert (alone.first_epoch, len(alone.losses)) == (1, 1)
+    assert alone.notes[0].startswith("saved by 2 ranks, resumed by 1: the random generators")
 
 
 # --- The same program from a terminal --------------------------------------------------------------

@@ -1,0 +1,246 @@
+"""When is a file on the disk a whole checkpoint, and how does one know?
+
+A file under its final name must be whole. So it is written under another name beside it, brought to the disk, and
+renamed only then: a kill at any moment leaves the old file or the new one. And a byte that changes later must be
+noticed, so the file ends with a seal, a SHA-256 of everything before it.
+
+The seal stands in the comment at the end of the zip archive that `torch.save` writes. So there is no second file
+that could be lost or belong to another state, and plain `torch.load` reads ours. It does not check anything, though:
+torch builds its zip reader without the comparison of checksums, and a flipped byte becomes another weight.
+
+Left out on purpose: a secret. Whoever can change the file can seal it again; the seal is against accidents, and
+`weights_only=True` against code.
+Read next: `checkpoint.py`, a folder of such files; torch/serialization.py, `_save` and `_load`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import shutil
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+# The tail of a file: the length of the comment, as zip wants it, and the comment. torch leaves the length 0.
+SEAL = re.compile(rb"\x47\x00sha256:([0-9a-f]{64})")
+TAIL_BYTES = 2 + 71
+OVERLAP_BYTES = 1 << 20  # shorter pieces are hashed sooner than another thread could begin
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or used. The message names the file, what is wrong, and the way out."""
+
+
+# --- Writing ---------------------------------------------------------------------------------------
+
+
+def save_checkpoint(path: str | Path, state: dict[str, Any]) -> str:
+    """Write `state` so that `path` is at every moment either the old checkpoint or the new one.
+
+    Args:
+        path: its folder is made if need be.
+        state: tensors, numbers, texts, and lists and dicts of them: what loads without running any code.
+    Returns:
+        The seal: equal seals, equal bytes.
+    Raises:
+        CheckpointError: it cannot be written, or could never be read again. What was at `path` is still there.
+    Collective: none. Call it on one rank.
+    """
+    path = Path(path)
+    unfinished = unfinished_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        seal = _write_sealed(unfinished, state)
+        _refuse_what_cannot_be_read(unfinished, path)
+        os.replace(unfinished, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        if isinstance(error, OSError):
+            raise CheckpointError(_why_not_written(path, state, error)) from error
+        raise
+    return seal
+
+
+def unfinished_name(path: Path) -> Path:
+    """Return the name under which `path` is written, beside it: a rename must not cross file systems."""
+    return path.with_name(f".{path.name}.unfinished")
+
+
+def _write_sealed(path: Path, state: dict[str, Any]) -> str:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as helper:
+        sink = _Sink(file, helper)
+        torch.save(state, sink)
+        if sink.error:
+            raise sink.error
+        seal = sink.digest.hexdigest()
+        file.seek(-2, os.SEEK_END)
+        _write_all(file, b"\x47\x00sha256:" + seal.encode())
+        os.fsync(file.fileno())  # the rename must not reach the disk before the bytes do
+    return seal
+
+
+class _Sink:
+    """What `torch.save` writes into: hashes the bytes on their way to the file."""
+
+    def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor) -> None:
+        self.file, self.helper = file, helper
+        self.digest, self.error = hashlib.sha256(), None
+
+    def write(self, data: memoryview) -> int:
+        # torch's writer answers an exception with one of its own, about a position. So the first one is kept,
+        # and the rest of the bytes go nowhere.
+        if self.error is None:
+            hashing = self.helper.submit(self.digest.update, data) if len(data) > OVERLAP_BYTES else None
+            try:
+                _write_all(self.file, data)
+            except OSError as error:
+                self.error = error
+            if hashing:
+                hashing.result()  # hashlib lets go of the GIL: the two run at the same time
+            else:
+                self.digest.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def _write_all(file: BinaryIO, data: memoryview | bytes) -> None:
+    rest = memoryview(data)
+    while rest:  # one call writes at most 2 GiB, and less on a disk that is nearly full
+        rest = rest[file.write(rest) :]
+
+
+def _refuse_what_cannot_be_read(unfinished: Path, path: Path) -> None:
+    unknown = torch.serialization.get_unsafe_globals_in_checkpoint(unfinished)
+    if unknown:
+        raise CheckpointError(
+            f"{path} was not written: the state holds {', '.join(sorted(unknown))}, which weights_only=True would "
+            "refuse to load; save tensors, numbers, texts, and lists and dicts of them"
+        )
+
+
+def _why_not_written(path: Path, state: dict[str, Any], error: OSError) -> str:
+    folder = next((parent for parent in path.absolute().parents if parent.is_dir()), Path("/"))
+    return (
+        f"{path} cannot be written: {error.strerror or error}. The state needs {tensor_bytes(state):,} bytes, "
+        f"{shutil.disk_usage(folder).free:,} are free; checkpoints written before are untouched. "
+        "Make room, or choose a folder that this user may write to"
+    )
+
+
+def tensor_bytes(state: Any) -> int:
+    """Return the bytes of all tensors in nested dicts, lists and tuples; storage that is shared counts once."""
+    storages: dict[int, int] = {}
+
+    def visit(part: Any) -> None:
+        if isinstance(part, torch.Tensor):
+            storages[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+        elif isinstance(part, dict | list | tuple):
+            for inner in part.values() if isinstance(part, dict) else part:
+                visit(inner)
+
+    visit(state)
+    return sum(storages.values())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk. A rename is such an entry: without this, a power cut may lose it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- Reading ---------------------------------------------------------------------------------------
+
+
+def load_checkpoint(path: str | Path, map_location: Any) -> dict[str, Any]:
+    """Check the seal, then read the checkpoint onto this rank's own device, without running any code in it.
+
+    Args:
+        map_location: this rank's device. With None, every rank would put its tensors onto the device of the rank
+            that saved them, GPU 0.
+    Raises:
+        CheckpointError: there is no such file, it is not whole, or it holds code.
+    Collective: none.
+    """
+    return load_sealed(path, map_location)[0]
+
+
+def load_sealed(path: str | Path, map_location: Any, seal: str | None = None) -> tuple[dict[str, Any], str]:
+    """Do what `load_checkpoint` does, and return the file's seal with its content.
+
+    Args:
+        seal: which file is meant, when another rank has chosen it; None takes any that is whole.
+    Raises:
+        CheckpointError: as above, or it is another file.
+    Collective: none.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = check_seal(file, path)
+            if seal not in (None, found):
+                raise CheckpointError(
+                    f"{path} is another file than rank 0's of that name; use a folder that all hosts share"
+                )
+            file.seek(0)
+            return torch.load(file, map_location=map_location, weights_only=True), found
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"there is no checkpoint at {path}; leave resume out for the first run, and on several hosts use a "
+            "folder that all of them see"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} was refused: it holds more than tensors and plain values, and loading that could run code; "
+            f"nothing of it was run. {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
+def check_seal(file: BinaryIO, path: str | Path) -> str:
+    """Read the whole file and return its seal.
+
+    Raises:
+        CheckpointError: the seal is missing or does not fit the bytes before it.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL_BYTES))
+    found = SEAL.fullmatch(file.read())
+    if not found:
+        raise CheckpointError(f"{path} is not a whole checkpoint: {_what_it_is(file, size)}")
+    digest, rest = hashlib.sha256(), size - TAIL_BYTES
+    file.seek(0)
+    while rest:
+        piece = file.read(min(rest, OVERLAP_BYTES))
+        digest.update(piece)
+        rest -= len(piece)
+        if not piece:
+            raise CheckpointError(f"{path} became shorter while it was read; another program writes to it")
+    digest.update(b"\x00\x00")  # the length of the comment, as it was before the seal
+    if digest.hexdigest().encode() != found[1]:
+        raise CheckpointError(f"{path} is damaged: its bytes are not those that were sealed; use an older checkpoint")
+    return found[1].decode()
+
+
+def _what_it_is(file: BinaryIO, size: int) -> str:
+    file.seek(0)
+    if size == 0:
+        return "it is empty"
+    if file.read(4) != b"PK\x03\x04":
+        return "it does not begin as a file of torch.save does"
+    if zipfile.is_zipfile(file):
+        return "it has no seal. If it is torch.save's and you know whose, read it by torch.load(..., weights_only=True)"
+    return f"it breaks off after {size:,} bytes, or its end is damaged"

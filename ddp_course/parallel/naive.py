@@ -21,18 +21,23 @@ from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, ch
 
 
 @torch.no_grad()
-def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> int:
+def average_gradients(
+    module: nn.Module, group: dist.ProcessGroup | None = None, find_unused_parameters: bool = False
+) -> int:
     """Replace every gradient by its mean over the ranks of `group`.
 
+    Args:
+        find_unused_parameters: take a missing gradient for zero, unless it is missing on every rank.
     Returns:
         Payload bytes this rank contributed (not bytes on the wire).
     Raises:
-        RuntimeError: a trainable parameter has no gradient; names it.
-    Collective: one all_reduce per parameter, in parameter order; every rank of the group.
+        RuntimeError: a trainable parameter has no gradient, and that was not allowed; names it.
+    Collective: one all_reduce per parameter, in parameter order; to find unused ones, one more before. Every rank of
+        the group.
     Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.1.
     """
     world_size = dist.get_world_size(group)
-    gradients = _gradients(module, group)
+    gradients = _gradients(module, group, find_unused_parameters)
     for gradient in gradients:
         gradient.div_(world_size)
         dist.all_reduce(gradient, group=group)
@@ -40,14 +45,19 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
 
 
 @torch.no_grad()
-def average_gradients_flat(module: nn.Module, group: dist.ProcessGroup | None = None) -> int:
+def average_gradients_flat(
+    module: nn.Module, group: dist.ProcessGroup | None = None, find_unused_parameters: bool = False
+) -> int:
     """Do as `average_gradients`, with all gradients of a dtype laid end to end in one tensor.
 
-    Returns, Raises: as `average_gradients`.
-    Collective: one all_reduce per run of parameters of one dtype and device; every rank of the group.
+    Args, Returns, Raises: as `average_gradients`.
+    Collective: one all_reduce per run of parameters of one dtype and device; to find unused ones, one more before.
+        Every rank of the group.
     """
     world_size, sent = dist.get_world_size(group), 0
-    for _, run in groupby(_gradients(module, group), key=lambda gradient: (gradient.dtype, gradient.device)):
+    for _, run in groupby(
+        _gradients(module, group, find_unused_parameters), key=lambda gradient: (gradient.dtype, gradient.device)
+    ):
         gradients = list(run)
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(world_size)
         dist.all_reduce(flat, group=group)
@@ -58,13 +68,22 @@ def average_gradients_flat(module: nn.Module, group: dist.ProcessGroup | None = 
     return sent
 
 
-def _gradients(module: nn.Module, group: dist.ProcessGroup | None) -> list[torch.Tensor]:
-    """A gradient missing here and present on another rank would be a hang, so it is refused."""
+def _gradients(module: nn.Module, group: dist.ProcessGroup | None, find_unused: bool) -> list[torch.Tensor]:
+    """The gradients to average. One that is there on some ranks only would be a hang, so it is refused or filled."""
     named = trainable(module)
+    if find_unused:
+        used = torch.tensor(
+            [param.grad is not None for _, param in named], dtype=torch.int32, device=named[0][1].device
+        )
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+        named = [pair for pair, somewhere in zip(named, used.tolist(), strict=True) if somewhere]
+        for _, param in named:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
     if without := [name for name, param in named if param.grad is None]:
         raise RuntimeError(
             f"rank {dist.get_rank(group)}: no gradient for {', '.join(without)}; call backward() first, and let every "
-            "parameter take part in the loss"
+            "parameter take part in the loss, or say find_unused_parameters=True on every rank"
         )
     return [param.grad for _, param in named]
 
@@ -79,6 +98,7 @@ class NaiveDDP(nn.Module):
     Args:
         flat: one all_reduce for all gradients instead of one for each.
         broadcast_buffers: give every rank rank 0's buffers before each forward pass in training.
+        find_unused_parameters: see `average_gradients`.
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer; in a forward pass in
         training one broadcast per buffer; every rank of the group.
     """
@@ -90,6 +110,7 @@ class NaiveDDP(nn.Module):
         *,
         flat: bool = False,
         broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
     ) -> None:
         super().__init__()
         trainable(module)  # refuses a module without any
@@ -97,6 +118,7 @@ class NaiveDDP(nn.Module):
         broadcast_module(module, process_group)
         self.module, self.process_group = module, process_group
         self.flat, self.broadcast_buffers = flat, broadcast_buffers
+        self.find_unused_parameters = find_unused_parameters
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.broadcast_buffers and self.training and torch.is_grad_enabled():
@@ -106,4 +128,4 @@ class NaiveDDP(nn.Module):
     def average_gradients(self) -> int:
         """Call it after backward, before the optimizer's step; see the functions of this file."""
         average = average_gradients_flat if self.flat else average_gradients
-        return average(self.module, self.process_group)
+        return average(self.module, self.process_group, self.find_unused_parameters)

@@ -48,7 +48,7 @@ def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> 
         after: by rank, its values, or None for a rank that receives nothing.
         name: of the collective, as shown between the two.
     """
-    world_size, row = len(before), 0.4
+    world_size, row = len(before), 0.36
     height = row * world_size + 0.5
     figure, ax = canvas(height)
     origin = _origins(before)
@@ -127,7 +127,7 @@ def ring_steps(snapshots: Sequence[Sequence[Sequence[object]]]) -> Figure:
         for rank in range(world_size):
             y = top - 0.38 - row * (rank + 1)
             if column == 0:
-                label(ax, 0.08, y + row / 2, f"rank {rank}", bold=True, size=SMALL, align="left")
+                label(ax, 0.12, y + row / 2, f"rank {rank}", bold=True, size=SMALL, align="left")
             for chunk, value in enumerate(held[rank]):
                 arrived = step > 0 and value != snapshots[step - 1][rank][chunk]
                 started = value == snapshots[0][rank][chunk]
@@ -177,14 +177,14 @@ def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size:
     column = (WIDTH - left - right) / max(1, world_size - 1)
     for rank in range(world_size):
         x = left + column * rank
-        ax.plot((x, x), (0.08, height - 0.38), color=FAINT, linewidth=2, zorder=0)
+        ax.plot((x, x), (0.12, height - 0.38), color=FAINT, linewidth=2, zorder=0)
         label(ax, x, height - 0.2, f"rank {rank}", bold=True)
     for place, messages in enumerate(rounds):
         top = height - 0.45 - row * place
         label(ax, 0.12, top - row / 2, f"round {place + 1}", size=SMALL, ink=MUTED, align="left")
         for source, target, _ in messages:
             start, end = left + column * source, left + column * target
-            arrow(ax, (start, top - 0.04), (end, top - row + 0.06), colour=rank_colour(source))
+            arrow(ax, (start, top - 0.04), (end, top - row + 0.08), colour=rank_colour(source))
         label(ax, WIDTH - right + 0.45, top - row / 2, _counted(messages), size=SMALL, align="left")
     return figure
 
@@ -203,23 +203,16 @@ def cost_curves(payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[f
         seconds: for each way, by name, its time at every payload.
         crossover: the payload at which the first two ways take equally long; 0 draws no mark.
     """
-    figure, ax = chart(3.4)
+    figure, ax = chart(2.9)
     for place, (name, times) in enumerate(seconds.items()):
-        ax.plot(payload_bytes, times, color=rank_colour(place), linewidth=2, linestyle=("-", "--", ":")[place % 3])
-        ax.annotate(
-            name, (payload_bytes[-1], times[-1]), xytext=(6, 0), textcoords="offset points", va="center", size=LABEL
-        )
+        style = ("-", "--", ":")[place % 3]
+        ax.plot(payload_bytes, times, color=rank_colour(place), linewidth=2, linestyle=style, label=name)
     ax.set(xscale="log", yscale="log", xlabel="payload in bytes", ylabel="seconds")
     if crossover:
         ax.axvline(crossover, color=LINE, linestyle=":", linewidth=1.4)
-        ax.text(
-            crossover,
-            0.96,
-            f"  equal at {_size(crossover)}",
-            size=SMALL,
-            color=MUTED,
-            transform=ax.get_xaxis_transform(),
-        )
+        across = ax.get_xaxis_transform()
+        ax.text(crossover, 0.06, f"  equal at {_size(crossover)}", size=SMALL, color=MUTED, transform=across)
+    ax.legend(loc="upper left", frameon=False, fontsize=LABEL)
     return figure
 
 

@@ -40,8 +40,10 @@ def spied_sends() -> Iterator[list[tuple[int, int]]]:
         return send(group, tensors, peer, *rest)
 
     dist.ProcessGroup.send = spy
-    yield seen
-    dist.ProcessGroup.send = send
+    try:
+        yield seen
+    finally:
+        dist.ProcessGroup.send = send
 
 
 def values(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:

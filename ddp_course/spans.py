@@ -50,6 +50,11 @@ def busy_seconds(spans: Iterable[Span], lanes: Sequence[str]) -> float:
     return sum(end - start for start, end in union(span for span in spans if span.lane in lanes))
 
 
+def talking_seconds(spans: Iterable[Span]) -> float:
+    """How long one rank had collectives under way, peers that it waited for included."""
+    return busy_seconds(spans, TALKING)
+
+
 def exposed_seconds(spans: Sequence[Span]) -> float:
     """How long one rank's collectives ran while its own model computed nothing: what communication costs."""
     return busy_seconds(spans, COMPUTING + TALKING) - busy_seconds(spans, COMPUTING)
@@ -61,7 +66,7 @@ def overlapped_share(spans: Sequence[Span]) -> float:
     Raises:
         ValueError: no collective is among the spans.
     """
-    talked = busy_seconds(spans, TALKING)
+    talked = talking_seconds(spans)
     if talked == 0:
         raise ValueError("no collective was recorded, so no share of it overlaps; record a step that communicates")
     return 1 - exposed_seconds(spans) / talked

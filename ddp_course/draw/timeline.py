@@ -53,7 +53,7 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
     ax.title.set(fontsize=LABEL, color=INK)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel("ms", color=MUTED, fontsize=SMALL)
-    _legend(ax, inches)
+    _legend(ax, inches, {span.lane for spans in ranks for span in spans})
     return figure
 
 
@@ -129,20 +129,20 @@ def _beside(ax: Axes, row: float, text: str, bold: bool = False) -> None:
     placed.set_transform(ax.get_yaxis_transform())
 
 
-def _legend(ax: Axes, inches: float) -> None:
-    """What the shades mean, in the first rank's colour."""
+def _legend(ax: Axes, inches: float, lanes: set[str]) -> None:
+    """What the shades mean, in the first rank's colour; only what the picture has."""
     colour = rank_colour(0)
-    handles = [Patch(facecolor=tint(colour, strength), label=lane) for lane, strength in STRENGTH.items()]
-    handles += [
-        Patch(facecolor=PAPER, edgecolor=LINE, linestyle=":", label="waits"),
-        Patch(facecolor=tint(SHARED, 0.55), edgecolor=SHARED, label="all-reduce"),
-        Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="last gradient ready"),
-    ]
+    marks = {lane: Patch(facecolor=tint(colour, strength), label=lane) for lane, strength in STRENGTH.items()}
+    marks["waiting"] = Patch(facecolor=PAPER, edgecolor=LINE, linestyle=":", label="waits")
+    marks["all-reduce"] = Patch(facecolor=tint(SHARED, 0.55), edgecolor=SHARED, label="all-reduce")
+    handles = [mark for lane, mark in marks.items() if lane in lanes]
+    if "backward" in lanes:
+        handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="last gradient ready"))
     ax.legend(
         handles=handles,
         loc="upper center",
         bbox_to_anchor=(0.43, -0.42 / inches),  # below the axis' own label
-        ncols=len(handles),
+        ncols=max(1, len(handles)),
         frameon=False,
         fontsize=SMALL - 1,
         handlelength=1.4,

@@ -80,6 +80,11 @@ def test_texts_do_not_collide(ranks, tmp_path):
     assert (tmp_path / "t.png").stat().st_size < 60_000
 
 
+def test_the_legend_has_what_the_picture_has():
+    texts = texts_of(timeline([[span for span in step() if span.lane in ("backward", "all-reduce")]]))
+    assert texts[-3:] == ["backward", "all-reduce", "last gradient ready"]
+
+
 def test_many_all_reduces_at_once_are_drawn_without_labels():
     figure = timeline([step(reduces=30, each=0.01, gap=0.0001)])
     assert not [text for text in texts_of(figure) if "MiB" in text]

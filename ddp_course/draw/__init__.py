@@ -2,6 +2,7 @@
 
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
 from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
+from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
@@ -17,15 +18,19 @@ __all__ = [
     "collective_calls",
     "cost_curves",
     "data_parallel_step",
+    "gradient_noise",
+    "loss_curves",
     "losses",
     "mean_weights",
     "message_rounds",
     "own_losses",
     "processes",
+    "quantities",
     "rank_colour",
     "rank_map",
     "rendezvous",
     "ring_steps",
+    "shard_gradients",
     "shards",
     "size_text",
     "subgroups",
@@ -33,4 +38,5 @@ __all__ = [
     "text_problems",
     "texts_of",
     "timeline",
+    "two_flows",
 ]

@@ -1,0 +1,182 @@
+"""How is a batch divided among replicas, and what flows where when one process or many processes do it?
+
+Pictures of lessons 01 and 02: a batch cut into shards with the gradient of each, the noise of gradients, losses of
+several runs, one process with a master beside many processes without one, and quantities side by side. Each
+function takes the data it shows and returns a matplotlib `Figure`.
+
+Read next: `collectives.py`, what the ranks do to average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    ALARM,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    rank_colour,
+)
+
+
+def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: float, *, weighted: bool = True) -> Figure:
+    """A batch cut into shards as wide as their rows, the gradient of each, and their mean beside the batch's own.
+
+    Args:
+        rows: of each shard.
+        gradients: of each shard's mean loss by one weight.
+        whole: gradient of the batch's mean loss by that weight.
+        weighted: weigh the shards by their rows; else all alike.
+    """
+    figure, ax = canvas(3.9)
+    left, span, total = 1.6, WIDTH - 1.75, sum(rows)
+    weights = [n / total for n in rows] if weighted else [1 / len(rows)] * len(rows)
+    for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, "gradient"), (1.2, "weight"), (0.55, "mean")):
+        label(ax, 0.12, y, name, align="left", bold=True)
+    box(ax, left, 3.28, span, 0.44, f"{total} rows, gradient {whole:.5f}")
+    x = left
+    for rank, (n, gradient) in enumerate(zip(rows, gradients, strict=True)):
+        width, colour = span * n / total, rank_colour(rank)
+        middle = x + width / 2
+        box(ax, x + 0.03, 2.46, width - 0.06, 0.44, f"{n} rows", colour=colour, size=SMALL)
+        label(ax, middle, 1.86, f"{gradient:.5f}", size=SMALL)
+        label(ax, middle, 1.2, f"× {n}/{total}" if weighted else f"× 1/{len(rows)}", size=SMALL)
+        for start, end in ((3.24, 2.94), (2.42, 2.04), (1.68, 1.38), (1.02, 0.78)):
+            arrow(ax, (middle, start), (middle, end), colour=colour)
+        x += width
+    mean = sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True))
+    agrees = abs(mean - whole) <= 1e-12
+    verdict = "the batch's gradient" if agrees else f"not the batch's gradient: {mean - whole:+.5f}"
+    box(ax, left, 0.33, span, 0.42, f"{mean:.5f}: {verdict}", ink=INK if agrees else ALARM, bold=True)
+    return figure
+
+
+def gradient_noise(batch_sizes: Sequence[int], noise: Sequence[float]) -> Figure:
+    """The distance between a batch's gradient and that of all rows, by batch size, on logarithmic axes.
+
+    Args:
+        batch_sizes: rows in a batch.
+        noise: root of the mean squared distance, relative to the length of the gradient of all rows.
+    """
+    figure, ax = chart(3.3)
+    expected = [noise[0] * (batch_sizes[0] / size) ** 0.5 for size in batch_sizes]
+    ax.loglog(batch_sizes, expected, color=LINE, linestyle="--", linewidth=1.6, label="falling as 1 / √rows")
+    ax.loglog(batch_sizes, noise, "o", color=rank_colour(0), markersize=7, label="measured")
+    ax.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
+    levels = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
+    inside = [level for level in levels if min(noise) <= level <= max(noise)]
+    ax.set_yticks(inside, [f"{level:g}" for level in inside])
+    ax.minorticks_off()
+    _axes_text(ax, "rows in a batch", "noise / length of the gradient")
+    return figure
+
+
+def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str = "epoch") -> Figure:
+    """The losses of several runs.
+
+    Args:
+        curves: by the run's name, its loss after each epoch.
+        start: the loss that guessing would have, as a dashed line.
+        unit: what the points are.
+    """
+    figure, ax = chart(3.5)
+    ax.axhline(start, color=MUTED, linestyle="--", linewidth=1.2, label="guessing")
+    for place, (name, losses) in enumerate(curves.items()):
+        ax.plot(
+            range(1, len(losses) + 1), losses, "o-", color=rank_colour(place), linewidth=1.8, markersize=4, label=name
+        )
+    _axes_text(ax, unit, "training loss")
+    return figure
+
+
+def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Figure:
+    """Left one process with a master and its traffic of a step, right as many processes that average gradients.
+
+    Args:
+        replicas: on either side.
+        traffic: bytes "out: ..." of the master and "in: ..." to it, as `DataParallel.traffic` counts them.
+        rank_bytes: the gradients that each rank gives to the all-reduce.
+    """
+    entries = [f"{kind}: {_size(number)}" for kind, number in traffic.items() if number]
+    base = 0.24 * max(len(entries), 1) + 0.2
+    figure, ax = canvas(base + 2.95)
+    half = WIDTH / 2
+    label(ax, half / 2, base + 2.72, "DataParallel: one process", bold=True)
+    label(ax, half * 1.5, base + 2.72, f"DDP: {replicas} processes", bold=True)
+    _with_master(ax, base, half - 0.3, replicas)
+    _without_master(ax, half + 0.2, base, half - 0.3, replicas)
+    for place, entry in enumerate(entries):
+        label(ax, 0.15, base - 0.2 - 0.24 * place, entry, size=SMALL, align="left")
+    label(ax, half + 0.25, base - 0.2, f"each rank gives gradients: {_size(rank_bytes)}", size=SMALL, align="left")
+    return figure
+
+
+def _with_master(ax: Axes, base: float, wide: float, replicas: int) -> None:
+    box(ax, 0.1, base, wide, 2.5, fill=False, dashed=True)
+    box(ax, 0.2, base + 1.62, wide - 0.2, 0.76, "master: parameters, optimizer,\nwhole batch, all outputs", size=SMALL)
+    column = (wide - 0.2) / replicas
+    for rank in range(replicas):
+        x, colour = 0.2 + column * (rank + 0.5), rank_colour(rank)
+        box(ax, x - column / 2 + 0.04, base + 0.12, column - 0.08, 0.5, f"replica\n{rank}", colour=colour, size=SMALL)
+        if rank == 0:  # on the master itself: nothing travels
+            ax.plot((x, x), (base + 0.64, base + 1.6), color=colour, linewidth=1.4, linestyle=":")
+            continue
+        arrow(ax, (x - 0.1, base + 1.6), (x - 0.1, base + 0.64), colour=colour)
+        arrow(ax, (x + 0.1, base + 0.64), (x + 0.1, base + 1.6), colour=colour)
+
+
+def _without_master(ax: Axes, left: float, base: float, wide: float, replicas: int) -> None:
+    column = wide / replicas
+    for rank in range(replicas):
+        x, colour = left + column * (rank + 0.5), rank_colour(rank)
+        box(ax, x - column / 2 + 0.03, base, column - 0.06, 2.5, fill=False, dashed=True, colour=colour)
+        label(ax, x, base + 2.28, f"rank {rank}", bold=True, size=SMALL)
+        inner = (x - column / 2 + 0.08, base + 1.12, column - 0.16, 0.96)
+        box(ax, *inner, "model\noptimizer\nshard" if column > 0.8 else "its\nown", colour=colour, size=SMALL)
+        arrow(ax, (x, base + 1.1), (x, base + 0.64), colour=colour, both_ways=True)
+    box(ax, left + 0.08, base + 0.2, wide - 0.16, 0.42, "all_reduce of the gradients", size=SMALL)
+
+
+def quantities(values: Mapping[str, float], unit: str) -> Figure:
+    """Numbers as horizontal bars, each with its name on the left and its value at its end.
+
+    Args:
+        values: by name, from top to bottom.
+        unit: of all of them, behind each value.
+    """
+    row = 0.4
+    height = row * len(values) + 0.15
+    figure, ax = canvas(height)
+    left, longest = 2.9, max(values.values())
+    for place, (name, value) in enumerate(values.items()):
+        y = height - 0.075 - row * (place + 1)
+        width = (WIDTH - left - 1.4) * value / longest
+        ax.barh(y + row / 2, width, 0.26, left=left, color=rank_colour(place))
+        label(ax, left - 0.12, y + row / 2, name, align="right")
+        label(ax, left + width + 0.1, y + row / 2, f"{value:.3g} {unit}", size=SMALL, align="left")
+    return figure
+
+
+def _axes_text(ax: Axes, x: str, y: str) -> None:
+    ax.set_xlabel(x, color=MUTED, fontsize=LABEL)
+    ax.set_ylabel(y, color=MUTED, fontsize=LABEL)
+    ax.legend(frameon=False, fontsize=SMALL)
+
+
+def _size(number: int) -> str:
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number} B"

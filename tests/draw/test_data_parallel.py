@@ -1,0 +1,81 @@
+"""Do the pictures of lessons 01 and 02 show the numbers they were given, and stay readable?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_course import draw
+from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
+
+TRAFFIC = {
+    "out: inputs": 6_144,
+    "out: parameters": 1_234_567,
+    "out: buffers": 0,
+    "in: outputs": 999,
+    "out: output gradients": 999,
+    "in: parameter gradients": 123_456_789,
+}
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def pictures():
+    yield shard_gradients([5, 5, 2], [-0.12345, 0.2, 0.01], 0.5)
+    for world_size in (1, 2, 4):
+        yield shard_gradients([3] * world_size, [-0.12345] * world_size, -0.12345, weighted=False)
+        yield two_flows(world_size, TRAFFIC, 1_234_567)
+    yield two_flows(2, {}, 0)
+    yield gradient_noise([4, 16, 64, 256], [4.1, 2.0, 1.05, 0.5])
+    yield loss_curves({"1 rank, lr 0.1": [2.0, 1.0], "4 ranks, lr 0.4": [2.1, 1.1]}, 2.3)
+    yield quantities({"one": 1.0, "threads, with a long name": 1234.5}, "ms")
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 80_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_shards_are_as_wide_as_their_rows_and_a_wrong_mean_is_called_wrong():
+    right = shard_gradients([3, 1], [1.0, 5.0], 2.0)
+    assert draw.texts_of(right)[-1] == "2.00000: the batch's gradient"
+    widths = [patch.get_width() for patch in right.axes[0].patches if hasattr(patch, "get_boxstyle")][1:3]
+    assert (widths[0] + 0.06) / (widths[1] + 0.06) == pytest.approx(3)
+    texts = draw.texts_of(shard_gradients([3, 1], [1.0, 5.0], 2.0, weighted=False))
+    assert texts[-1] == "3.00000: not the batch's gradient: +1.00000" and texts.count("× 1/2") == 2
+
+
+def test_the_noise_is_held_against_the_root_of_the_batch_size():
+    expected, measured = gradient_noise([4, 16, 64], [4.0, 2.1, 1.2]).axes[0].lines
+    assert list(expected.get_ydata()) == [4.0, 2.0, 1.0] and list(measured.get_ydata()) == [4.0, 2.1, 1.2]
+
+
+def test_the_flows_list_every_byte_that_travelled():
+    texts = draw.texts_of(two_flows(3, TRAFFIC, 1_234_567))
+    assert texts[-6:] == [
+        "out: inputs: 6.14 kB",
+        "out: parameters: 1.23 MB",
+        "in: outputs: 999 B",
+        "out: output gradients: 999 B",
+        "in: parameter gradients: 123 MB",
+        "each rank gives gradients: 1.23 MB",
+    ]
+    assert [text for text in texts if text.startswith("rank")] == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_curves_and_bars_show_what_they_were_given():
+    lines = loss_curves({"a": [2.0, 1.0]}, 2.5).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines] == [[2.5, 2.5], [2.0, 1.0]]
+    bars = quantities({"a": 2.0, "b": 1.0}, "MB")
+    one, two = (bar.get_width() for bar in bars.axes[0].patches)
+    assert one == pytest.approx(2 * two)
+    assert draw.texts_of(bars) == ["a", "2 MB", "b", "1 MB"]

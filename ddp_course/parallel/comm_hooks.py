@@ -4,7 +4,9 @@ A communication hook takes a bucket and returns a Future of its averaged flat te
 the gradients as they are, in half the bits, or as two thin matrices whose product comes near them. Fewer bytes are
 bought with an error; PowerSGD adds what it lost to the next step's gradient, so nothing is lost for good.
 
-Left out on purpose: PowerSGD's two all_reduces in the background. Here each bucket waits for its own.
+Left out on purpose: PowerSGD in the background. A bucket's second all_reduce needs the result of its first. Started
+from a callback, as torch's hook does it, the second ones come in another order on each rank once several buckets are
+under way; on gloo that hangs. Here each bucket waits for its own.
 Read next: `syncbn.py`; or torch/distributed/algorithms/ddp_comm_hooks/.
 
 Shapes: n rows and m columns of a gradient seen as a matrix, r its approximation's rank.

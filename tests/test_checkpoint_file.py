@@ -30,7 +30,7 @@ def test_what_was_saved_is_read_back_and_nothing_else_lies_there(path):
     assert os.listdir(path.parent) == ["last.pt"]
 
 
-def test_large_tensors_are_hashed_beside_the_writing_and_read_back(path):
+def test_large_tensors_are_read_back(path):
     state = {"w": torch.arange(900_000.0), "v": torch.ones(3)}
     save_checkpoint(path, state)
     found = load_checkpoint(path, CPU)
@@ -42,7 +42,7 @@ def test_plain_torch_and_zip_tools_read_our_files(path):
     assert torch.equal(torch.load(path, weights_only=True)["model"]["w"], STATE["model"]["w"])
     assert torch.equal(torch.load(path, weights_only=True, mmap=True)["model"]["w"], STATE["model"]["w"])
     with zipfile.ZipFile(path) as archive:
-        assert archive.comment == b"sha256:" + seal.encode()
+        assert archive.comment == b"crc32:" + seal.encode()
         assert archive.testzip() is None
 
 
@@ -203,7 +203,7 @@ def test_another_file_than_the_one_that_was_meant_is_refused(path):
     seal = save_checkpoint(path, STATE | {"epochs_done": 3})
     assert load_sealed(path, CPU, seal)[0]["epochs_done"] == 3
     with pytest.raises(CheckpointError, match="is another file than rank 0's of that name"):
-        load_sealed(path, CPU, "0" * 64)
+        load_sealed(path, CPU, "0" * 8)
 
 
 class Trap:

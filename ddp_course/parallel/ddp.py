@@ -109,8 +109,8 @@ class BucketedDDP(nn.Module):
         ValueError: nothing to train, or a layer with sparse gradients.
         RuntimeError: the models differ between ranks.
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer. In a forward pass in
-        training one broadcast per buffer. In a backward pass outside `no_sync` one all_reduce per bucket, in the
-        order of the plan. Every rank of the group.
+        training one broadcast per dtype of the buffers. In a backward pass outside `no_sync` one all_reduce per
+        bucket, in the order of the plan. Every rank of the group.
     Source: Li et al. 2020 (arXiv 2006.15704), section 4; torch/csrc/distributed/c10d/reducer.cpp.
     """
 

@@ -100,7 +100,7 @@ class NaiveDDP(nn.Module):
         broadcast_buffers: give every rank rank 0's buffers before each forward pass in training.
         find_unused_parameters: see `average_gradients`.
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer; in a forward pass in
-        training one broadcast per buffer; every rank of the group.
+        training one broadcast per dtype of the buffers; every rank of the group.
     """
 
     def __init__(

@@ -69,9 +69,20 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None = None, 
 def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
     """Give every rank the buffers of the group's rank `src`, such as BatchNorm's running statistics.
 
-    Collective: one broadcast per buffer; every rank of `group`.
+    They are many and small, and it happens in every step: so those of one dtype and device travel together.
+
+    Collective: one broadcast per dtype and device of the buffers; every rank of `group`.
     """
-    _broadcast(module.buffers(), group, src)
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for buffer in module.buffers():
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    for buffers in kinds.values():
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        dist.broadcast(flat, group=group, group_src=src)
+        if dist.get_rank(group) != src:
+            pieces = flat.split([buffer.numel() for buffer in buffers])
+            shaped = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
+            torch._foreach_copy_(buffers, shaped)
 
 
 def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None, src: int) -> None:

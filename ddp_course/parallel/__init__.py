@@ -5,6 +5,7 @@ from ddp_course.parallel.data_parallel import DataParallel, gather, parallel_app
 from ddp_course.parallel.ddp import BucketedDDP, GradBucket
 from ddp_course.parallel.naive import NaiveDDP, average_gradients, average_gradients_flat
 from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, check_same_model
+from ddp_course.parallel.syncbn import SyncBatchNorm
 
 __all__ = [
     "Bucket",
@@ -12,6 +13,7 @@ __all__ = [
     "DataParallel",
     "GradBucket",
     "NaiveDDP",
+    "SyncBatchNorm",
     "average_gradients",
     "average_gradients_flat",
     "broadcast_buffers",

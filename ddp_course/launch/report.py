@@ -134,7 +134,8 @@ def _where(w: Whereabouts) -> str:
         return w.detail or "had returned"
     waiting, last = w.waiting_in, w.recent[-1] if w.recent else None
     if w.status == "raised":
-        did = f"raised {w.detail}" if w.detail else f"gave up in {waiting or last}"
+        # send and recv are not recorded, so there may be no collective to name
+        did = f"raised {w.detail}" if w.detail else f"gave up in {waiting or last or 'a message'}"
     elif w.status == "silent":
         did = "did not answer"
     else:

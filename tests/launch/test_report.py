@@ -59,6 +59,15 @@ def test_everybody_came_and_still_nothing():
     assert "which all entered: look at the network" in str(report.silent(3, ranks))
 
 
+def test_ranks_stuck_in_a_broadcast_may_name_different_sources():
+    ranks = [rank(r, call(1, "broadcast", finished=False, members=(0, 1))) for r in range(2)]
+    assert "and at src or dst, which must be the same rank on all ranks" in str(report.silent(3, ranks))
+
+
+def test_a_rank_that_gave_up_on_a_message_names_no_collective():
+    assert "rank 0  gave up in a message; the cell, line 7" in report.where_all_were([rank(0, status="raised")])
+
+
 def test_ipython_shows_the_report_alone():
     error = report.silent(3, [rank(0, call(1, finished=False)), rank(1)])
     (text,) = error._render_traceback_()

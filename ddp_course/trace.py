@@ -9,6 +9,9 @@ is done, on that thread. `loss.backward()` returns later than the last gradient,
 all_reduces; so the lane "backward" holds the autograd nodes, and the rest of the range is the lane "waiting". On a
 GPU the spans are kernels, each in the lane of the stage that launched it: a launch is over long before its kernel.
 
+What they lack. A collective that a communication hook starts from a future's callback runs on a gloo thread that the
+profiler does not watch; torch's PowerSGD hook sends two of its three so. `launch/flight.py` sees them all, without times.
+
 Left out on purpose: clocks of several machines, memory, and the operators inside a layer.
 Read next: `draw/timeline.py`, the picture; or torch/profiler/profiler.py.
 """

@@ -23,6 +23,8 @@ from torch import nn
 from ddp_course.parallel.bucketing import MIB, Bucket, plan_buckets
 from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, check_same_model, trainable
 
+LARGE_BYTES = 64 * 1024  # of a gradient that is copied and scaled in one pass over memory; smaller ones go together
+
 
 class GradBucket:
     """A bucket at work: one flat tensor, and for each parameter its place in it.
@@ -62,20 +64,22 @@ class GradBucket:
         The first gradient after `zero_grad` is a tensor of autograd's own, and is copied. Later ones are added where
         `param.grad` lies, which is in the bucket already.
         """
-        views, grads = [], []
+        copied, grads, unscaled = [], [], []
         for view, param in zip(self.views, self.params, strict=True):
             if param.grad is None:  # unused in this pass
                 view.zero_()
-            elif param.grad is not view:
-                views.append(view)
+            elif param.grad is view:
+                unscaled.append(view)
+            elif view.nbytes >= LARGE_BYTES:
+                torch.mul(param.grad, scale, out=view)
+            else:
+                copied.append(view)
                 grads.append(param.grad)
-        if len(grads) == 1 and len(views) == len(self.views):  # one large gradient: copied and scaled in one pass
-            torch.mul(grads[0], scale, out=views[0])
-            return
-        if grads:
-            torch._foreach_copy_(views, grads)
-        if scale != 1:
-            self.flat.mul_(scale)
+        if copied:
+            torch._foreach_copy_(copied, grads)
+        unscaled += copied
+        if scale != 1 and unscaled:
+            torch._foreach_mul_([self.flat] if len(unscaled) == len(self.views) else unscaled, scale)
 
     @torch.no_grad()
     def hand_out(self, as_views: bool) -> None:

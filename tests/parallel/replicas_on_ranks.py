@@ -207,6 +207,9 @@ def events_of_a_step(rank, world_size):
 # --- Single properties -------------------------------------------------------------------------------
 
 
+WRAPPERS = (BucketedDDP, DistributedDataParallel)
+
+
 def properties(rank, world_size):
     """Small facts about BucketedDDP, each under its name."""
     torch.manual_seed(rank)
@@ -223,6 +226,16 @@ def properties(rank, world_size):
     found["two forwards"] = all(torch.allclose(a.grad, b.grad, atol=1e-5) for a, b in pairs)
     inside = {bucket.flat.untyped_storage().data_ptr() for bucket in replica._work}
     found["views"] = {param.grad.untyped_storage().data_ptr() for param in replica.parameters()} == inside
+
+    torch.manual_seed(0)
+    large, theirs = (wrap(nn.Sequential(nn.Linear(6, 200), nn.Linear(200, 100))) for wrap in WRAPPERS)
+    theirs.load_state_dict(large.state_dict())
+    found["large"] = []
+    for _ in range(3):  # without zero_grad: from the second pass on, the gradients lie in the buckets
+        large(x).square().sum().backward()
+        theirs(x).square().sum().backward()
+        pairs = zip(large.parameters(), theirs.parameters(), strict=True)
+        found["large"].append(all(torch.allclose(a.grad, b.grad, rtol=1e-4) for a, b in pairs))
 
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
     both = BucketedDDP(mixed)

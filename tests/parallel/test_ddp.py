@@ -71,6 +71,7 @@ def test_the_first_all_reduce_starts_while_backward_is_still_running_and_none_in
 def test_properties(two_ranks):
     for found in two_ranks.run(on_ranks.properties):
         assert found["same names"] and found["two forwards"] and found["views"]
+        assert found["large"] == [True, True, True]
         assert found["dtypes"] == [("torch.bfloat16", 20), ("torch.float32", 20)]
         assert found["mixed bias"] == [[1.0] * 4, True]
         own, shared = found["buffers"]

@@ -1,0 +1,100 @@
+"""What keeps replicas equal, and how do they part when it does not hold?
+
+Two pictures: a table of the three conditions, each with what was measured in some runs, and curves of how far the
+ranks are from each other and from one process, step by step.
+
+Read next: `buckets.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    ALARM,
+    DPI,
+    HEADING,
+    INK,
+    LABEL,
+    MUTED,
+    PAPER,
+    RANK_COLOURS,
+    SMALL,
+    WIDTH,
+    box,
+    canvas,
+    label,
+    plain_axes,
+    rank_colour,
+)
+
+CONDITIONS = ("same start", "same gradient", "same step", "same replicas")
+STYLES = ("-", "--", "-.", ":")
+
+
+def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = CONDITIONS) -> Figure:
+    """One row a run, one column a condition: by how much the ranks differ there, or "equal" if by nothing.
+
+    Args:
+        runs: by name, the largest difference between ranks in each column.
+        columns: what the conditions are called; the last one is the outcome of the others.
+    """
+    row, top = 0.62, 0.62
+    height = top + row * len(runs) + 0.1
+    figure, ax = canvas(height)
+    left = 2.3
+    column = (WIDTH - left) / len(columns)
+    for place, name in enumerate(columns):
+        label(ax, left + column * (place + 0.5) - 0.06, height - 0.32, name, bold=True)
+    for number, (run, differences) in enumerate(runs.items()):
+        y = height - top - row * (number + 1)
+        label(ax, 0.12, y + row / 2, run, align="left", bold=True)
+        for place, difference in enumerate(differences):
+            equal = difference == 0
+            text = "equal" if equal else f"{difference:.1g} apart"
+            colour = rank_colour(2) if equal else ALARM
+            x = left + column * place
+            box(ax, x, y + 0.08, column - 0.12, row - 0.16, text, colour=colour, ink=INK if equal else ALARM)
+    ax.plot([left + column * (len(columns) - 1) - 0.06] * 2, [0.08, height - 0.12], color=MUTED, linewidth=1.2)
+    return figure
+
+
+def drift(apart: Mapping[str, Sequence[float]], off: Mapping[str, Sequence[float]]) -> Figure:
+    """How far the replicas are from each other, and from one process on the whole batch, after every step.
+
+    The axes are logarithmic; what is exactly 0 lies on the lowest line.
+
+    Args:
+        apart: by run, the largest difference between two ranks after each step.
+        off: by run, the largest difference between rank 0 and the one process.
+    """
+    figure = plt.figure(figsize=(WIDTH, 3.9), dpi=DPI, facecolor=PAPER, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    positive = [value for curves in (apart, off) for curve in curves.values() for value in curve if value > 0]
+    floor = min(positive, default=1.0) / 100
+    for ax, curves, title in ((left, apart, "from each other"), (right, off, "from one process")):
+        for number, (run, curve) in enumerate(curves.items()):
+            shown = [max(value, floor) for value in curve]
+            colour, style = RANK_COLOURS[number % len(RANK_COLOURS)], STYLES[number % len(STYLES)]
+            ax.plot(range(1, len(curve) + 1), shown, color=colour, linestyle=style, linewidth=2.0, label=run)
+        _difference_axes(ax, title, floor)
+    left.set_ylabel("largest difference of a weight", color=MUTED, fontsize=LABEL)
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=SMALL)
+    return figure
+
+
+def _difference_axes(ax: Axes, title: str, floor: float) -> None:
+    ax.set_yscale("log")
+    ax.set_ylim(floor / 10, None)
+    ticks = [exponent for exponent in range(-16, 3, 4) if 10.0**exponent > floor]
+    ax.set_yticks([floor, *(10.0**exponent for exponent in ticks)], ["0", *(f"1e{exponent}" for exponent in ticks)])
+    ax.minorticks_off()
+    ax.set_title(title, color=INK, fontsize=HEADING)
+    ax.set_xlabel("step", color=MUTED, fontsize=LABEL)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    plain_axes(ax)

@@ -10,7 +10,7 @@ all_reduces; so the lane "backward" holds the autograd nodes, and the rest of th
 GPU the spans are kernels, each in the lane of the stage that launched it: a launch is over long before its kernel.
 
 What they lack. A collective that a communication hook starts from a future's callback runs on a gloo thread that the
-profiler does not watch; torch's PowerSGD hook sends two of its three so. `launch/flight.py` sees them all, without times.
+profiler does not watch; torch's PowerSGD hook sends two of its three so. `launch/flight.py` sees all, without times.
 
 Left out on purpose: clocks of several machines, memory, and the operators inside a layer.
 Read next: `draw/timeline.py`, the picture; or torch/profiler/profiler.py.
@@ -170,7 +170,7 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
         warmup: steps before it; DDP plans its buckets anew after the first.
     Raises:
         ValueError: the step marks no stage.
-    Collective: `warmup` + 1 times those of `step`, and one barrier before the last; every rank of `group`.
+    Collective: `warmup` + 1 times those of `step`, and one barrier before and after the last; every rank of `group`.
     """
     for _ in range(warmup):
         step()
@@ -183,9 +183,12 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
         step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-    events = _exported(recorder)
-    marks = sorted(event["ts"] for event in events if event["name"] == _MARK + "clock" and event["ph"] == "X")
-    return spans_of(events, clock_offset_s(readings_ns, marks))
+        readings_ns.append(_read_clock())  # what begins later is not the step's
+        dist.barrier(group)  # a gloo thread may note the end of a collective only after the step has gone on
+    events = [event for event in _exported(recorder) if event["ph"] == "X"]
+    marks = sorted(event["ts"] for event in events if event["name"] == _MARK + "clock")
+    of_step = [event for event in events if event["ts"] < marks[-1]]
+    return spans_of(of_step, clock_offset_s(readings_ns, marks))
 
 
 def _read_clock() -> tuple[int, int]:

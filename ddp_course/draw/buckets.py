@@ -111,5 +111,5 @@ def bucket_sweep(
     ax.set_ylim(bottom=0)
     ax.set_xlabel("bucket cap", color=MUTED, fontsize=LABEL)
     ax.set_ylabel("step, ms", color=MUTED, fontsize=LABEL)
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK)
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")  # times begin well above 0
     return figure

@@ -6,6 +6,7 @@ from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantitie
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
+from ddp_course.draw.replicas import conditions, drift
 from ddp_course.draw.style import rank_colour, text_problems, texts_of
 from ddp_course.draw.timeline import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
@@ -16,8 +17,10 @@ __all__ = [
     "bucket_sweep",
     "collective",
     "collective_calls",
+    "conditions",
     "cost_curves",
     "data_parallel_step",
+    "drift",
     "gradient_noise",
     "loss_curves",
     "losses",

@@ -23,7 +23,7 @@ from torch import nn
 from ddp_course.parallel.bucketing import MIB, Bucket, plan_buckets
 from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, check_same_model, trainable
 
-LARGE_BYTES = 64 * 1024  # of a gradient that is copied and scaled in one pass over memory; smaller ones go together
+LARGE_BYTES = 64 * 1024  # of a gradient that is worth an operation of its own; smaller ones are copied together
 
 
 class GradBucket:
@@ -37,7 +37,13 @@ class GradBucket:
         self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device=plan.device)
         pieces = self.flat.split(plan.numels)
         self.views = [piece.view(shape) for piece, shape in zip(pieces, plan.shapes, strict=True)]
-        self.waiting_for = set(range(len(params)))  # the slots whose gradient is not there yet
+        self.large = {slot for slot, view in enumerate(self.views) if view.nbytes >= LARGE_BYTES}
+        self.begin()
+
+    def begin(self) -> None:
+        """Get ready for a backward pass."""
+        self.waiting_for = set(range(len(self.params)))  # the slots whose gradient is not there yet
+        self.taken: set[int] = set()  # the slots that are copied and scaled already
 
     def index(self) -> int:
         return self.plan.index
@@ -58,28 +64,36 @@ class GradBucket:
         return self._is_last
 
     @torch.no_grad()
-    def take_gradients(self, scale: float) -> None:
-        """Fill the flat tensor with the gradients times `scale`.
+    def take(self, slot: int, scale: float, as_view: bool) -> None:
+        """Copy one gradient in, times `scale`: best at once, while it is in the processor's cache.
 
-        The first gradient after `zero_grad` is a tensor of autograd's own, and is copied. Later ones are added where
-        `param.grad` lies, which is in the bucket already.
+        If its parameter gets the copy in its place, its own memory is free for the gradients to come. A gradient that
+        was added up in the bucket itself is left to `take_rest`.
         """
-        copied, grads, unscaled = [], [], []
-        for view, param in zip(self.views, self.params, strict=True):
-            if param.grad is None:  # unused in this pass
+        view, param = self.views[slot], self.params[slot]
+        if param.grad is not view:
+            torch.mul(param.grad, scale, out=view)
+            self.taken.add(slot)
+            if as_view:
+                param.grad = view
+
+    @torch.no_grad()
+    def take_rest(self, scale: float) -> None:
+        """Copy in what `take` has not, in few operations, and scale it."""
+        left = [slot for slot in range(len(self.views)) if slot not in self.taken]
+        copies, grads = [], []
+        for slot in left:
+            view, grad = self.views[slot], self.params[slot].grad
+            if grad is None:  # unused in this pass
                 view.zero_()
-            elif param.grad is view:
-                unscaled.append(view)
-            elif view.nbytes >= LARGE_BYTES:
-                torch.mul(param.grad, scale, out=view)
-            else:
-                copied.append(view)
-                grads.append(param.grad)
-        if copied:
-            torch._foreach_copy_(copied, grads)
-        unscaled += copied
-        if scale != 1 and unscaled:
-            torch._foreach_mul_([self.flat] if len(unscaled) == len(self.views) else unscaled, scale)
+            elif grad is not view:
+                copies.append(view)
+                grads.append(grad)
+        if copies:
+            torch._foreach_copy_(copies, grads)
+        if scale != 1 and left:
+            unscaled = [self.flat] if len(left) == len(self.views) else [self.views[slot] for slot in left]
+            torch._foreach_mul_(unscaled, scale)
 
     @torch.no_grad()
     def hand_out(self, as_views: bool) -> None:
@@ -141,7 +155,8 @@ class BucketedDDP(nn.Module):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.buckets = plan_buckets(named, bucket_cap_mb * MIB, first_bucket_mb * MIB)
         self._names = {param: name for name, param in named}
-        self._share = 1.0 / dist.get_world_size(process_group)
+        # Divided before the sum, as in torch: the sum then stays in range. With a hook, dividing is the hook's affair.
+        self._scale = 1.0 / dist.get_world_size(process_group)
         self._comm: tuple[Any, Hook] | None = None
         self._syncs = True  # False inside no_sync
         self._in_backward = False
@@ -183,7 +198,7 @@ class BucketedDDP(nn.Module):
         """
         if self._comm:
             raise RuntimeError("a communication hook is registered already; one is all there can be")
-        self._comm = (state, hook)
+        self._comm, self._scale = (state, hook), 1.0
 
     # --- During backward, in the order of events ---------------------------------------------------
 
@@ -196,6 +211,8 @@ class BucketedDDP(nn.Module):
         if slot not in bucket.waiting_for:
             raise RuntimeError(f"{self._names[param]} got two gradients in one backward pass: use it once in a graph")
         bucket.waiting_for.discard(slot)
+        if slot in bucket.large:
+            bucket.take(slot, self._scale, self.gradient_as_bucket_view)
         if not bucket.waiting_for:
             self._launch_full_buckets()
 
@@ -215,12 +232,11 @@ class BucketedDDP(nn.Module):
         # In the order of the plan, whatever is full first: collectives must come in the same order on every rank.
         while len(self._launched) < len(self._work) and not self._work[len(self._launched)].waiting_for:
             bucket = self._work[len(self._launched)]
+            bucket.take_rest(self._scale)
             if self._comm:
                 state, hook = self._comm
-                bucket.take_gradients(1.0)
                 self._launched.append(hook(state, bucket))
             else:
-                bucket.take_gradients(self._share)  # divided before the sum, as in torch: the sum then stays in range
                 self._launched.append(dist.all_reduce(bucket.flat, group=self.process_group, async_op=True))
 
     def _finish(self) -> None:
@@ -254,7 +270,7 @@ class BucketedDDP(nn.Module):
     def _forget(self) -> None:
         self._in_backward, self._launched = False, []
         for bucket in self._work:
-            bucket.waiting_for = set(range(len(bucket.params)))
+            bucket.begin()
 
 
 def parameters_behind(outputs: Any) -> set[nn.Parameter]:

@@ -117,7 +117,11 @@ class ShardSampler(Sampler[int]):
         self.consumed = min(self.length, self.consumed + rows * self.world_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the epoch as plain values, the same on every rank."""
+        """Return the position in the epoch as plain values, the same on every rank after the same number of rows.
+
+        Where the ranks' last rows are uneven (streaming without `drop_last`), rank 0's is the one to save: it is never
+        behind the others.
+        """
         names = ("epoch", "consumed", "length", "seed", "shuffle", "mode")
         return {name: getattr(self, name) for name in names}
 

@@ -2,7 +2,8 @@
 
 from ddp_course.parallel.bucketing import Bucket, plan_buckets
 from ddp_course.parallel.data_parallel import DataParallel, gather, parallel_apply, replicate, scatter
-from ddp_course.parallel.ddp import BucketedDDP, GradBucket
+from ddp_course.parallel.ddp import BucketedDDP
+from ddp_course.parallel.grad_bucket import GradBucket
 from ddp_course.parallel.naive import NaiveDDP, average_gradients, average_gradients_flat
 from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, check_same_model
 from ddp_course.parallel.syncbn import SyncBatchNorm

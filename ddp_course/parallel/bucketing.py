@@ -6,7 +6,7 @@ The plan is made before any gradient exists, from names, shapes and dtypes alone
 
 Left out on purpose: a second plan in the order in which gradients really arrived, which torch's DDP makes after its
 first step. Where layers run in the order in which they were registered, the two are the same.
-Read next: `ddp.py`, which fills the buckets while backward goes on.
+Read next: `grad_bucket.py`, a bucket at work; `ddp.py`, which fills buckets while backward goes on.
 """
 
 from __future__ import annotations

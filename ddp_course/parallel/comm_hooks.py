@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ddp_course.parallel.ddp import GradBucket
+from ddp_course.parallel.grad_bucket import GradBucket
 
 
 def all_reduce_hook(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future:

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course.checkpoint import Checkpointer, CheckpointError
 from ddp_course.data import DATASETS, Images, load
+from ddp_course.data.sampler import exact_shard
 from ddp_course.groups import my_device
 from ddp_course.logs import progress_bar, rank0_print
 from ddp_course.metrics import mean_over_ranks
@@ -250,7 +251,7 @@ def evaluate(
     Collective: one all_reduce, every rank.
     """
     dtype = next(model.parameters()).dtype
-    shard = Subset(images, range(rank, len(images), world_size))
+    shard = Subset(images, exact_shard(len(images), world_size, rank))
     correct = 0
     model.eval()
     for x_NCHW, label_N in DataLoader(shard, batch):

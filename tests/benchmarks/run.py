@@ -26,6 +26,7 @@ if __name__ == "__main__":
 BENCHMARKS = {
     "launch": "tests.benchmarks.launch",  # from the call to the result, for each way to run a function on ranks
     "collectives": "tests.benchmarks.collectives",  # the course's ring and tree beside torch's all_reduce
+    "sampler": "tests.benchmarks.sampler",  # first index, memory and speed of a shuffled epoch beside torch's
     "ddp": "tests.benchmarks.ddp",  # a step of the course's replicas beside torch's DistributedDataParallel
     "checkpoint": "tests.benchmarks.checkpoint",  # a sealed, atomic save and a checked load beside torch's
 }

@@ -112,9 +112,18 @@ def test_a_new_epoch_has_another_order_and_begins_at_its_start(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_used_up_epoch_says_so(mode):
     sampler = ShardSampler(7, 2, 1, mode=mode)
-    sampler.advance(4)
+    sampler.advance(4)  # 8 with the repeated one
+    assert sampler.state_dict()["consumed"] == 7
     with pytest.warns(UserWarning, match="epoch 0 is used up; call set_epoch"):
         assert list(sampler) == [] and len(sampler) == 0
+
+
+def test_streaming_with_the_next_seed_is_not_the_next_epoch():
+    """With torch's order it is: seed and epoch are added. Then two runs with neighbouring seeds are nearly the same."""
+    for mode, same in (("compatible", True), ("streaming", False)):
+        next_epoch = ShardSampler(100, 2, 0, seed=0, mode=mode)
+        next_epoch.set_epoch(1)
+        assert (list(next_epoch) == list(ShardSampler(100, 2, 0, seed=1, mode=mode))) == same
 
 
 # --- Going on in mid-epoch -------------------------------------------------------------------------

@@ -5,7 +5,8 @@ backward goes on with earlier layers. A hook on each parameter counts; a callbac
 `loss.backward()` returns with gradients that are the mean over all ranks, and the training loop stays as it was.
 
 Left out on purpose: sparse gradients, `join` for ranks with unequal numbers of steps, a static graph, one replica over
-several devices. torch's own DistributedDataParallel has them.
+several devices, checkpointed activations with `use_reentrant=True` (those with False are fine). torch's own
+DistributedDataParallel has them.
 Read next: `comm_hooks.py`, what else a bucket can do than be averaged; `syncbn.py`.
 """
 
@@ -162,10 +163,14 @@ class BucketedDDP(nn.Module):
         missing = [self._names[b.params[slot]] for b in self._work for slot in sorted(b.waiting_for)]
         if missing:
             self._forget()
-            raise RuntimeError(
-                f"rank {dist.get_rank(self.process_group)}: no gradient for {', '.join(missing)}. Every parameter must "
-                "take part in the loss, on every rank; if that is meant to be, say find_unused_parameters=True"
+            way_out = (
+                "A forward pass used them and its loss was dropped; run such a pass under torch.no_grad()"
+                if self.find_unused_parameters
+                else "Every parameter must take part in the loss, on every rank; if that is meant to be, say "
+                "find_unused_parameters=True"
             )
+            rank = dist.get_rank(self.process_group)
+            raise RuntimeError(f"rank {rank}: no gradient for {', '.join(missing)}. {way_out}")
         used_somewhere = self._used_somewhere() if self.find_unused_parameters else None
         for bucket, launched in zip(self._work, self._launched, strict=True):
             result = launched.wait()
@@ -176,7 +181,6 @@ class BucketedDDP(nn.Module):
             if param not in used_somewhere:
                 param.grad = kept
         self._forget()
-        self._used.clear()
 
     def _used_somewhere(self) -> set[nn.Parameter]:
         """Collective: one all_reduce of a flag per parameter."""
@@ -187,6 +191,7 @@ class BucketedDDP(nn.Module):
 
     def _forget(self) -> None:
         self._in_backward, self._launched = False, []
+        self._used.clear()
         for bucket in self._work:
             bucket.begin()
 

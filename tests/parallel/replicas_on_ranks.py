@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ddp_course.parallel import BucketedDDP, NaiveDDP, broadcast_module, check_same_model, comm_hooks
 
@@ -237,6 +238,14 @@ def properties(rank, world_size):
         pairs = zip(large.parameters(), theirs.parameters(), strict=True)
         found["large"].append(all(torch.allclose(a.grad, b.grad, rtol=1e-4) for a, b in pairs))
 
+    torch.manual_seed(0)
+    saving, plain = (BucketedDDP(Plain()) for _ in range(2))
+    saving.load_state_dict(plain.state_dict())
+    checkpoint(saving, x, use_reentrant=False).sum().backward()
+    plain(x).sum().backward()
+    pairs = zip(saving.parameters(), plain.parameters(), strict=True)
+    found["activations computed twice"] = all(torch.equal(a.grad, b.grad) for a, b in pairs)
+
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
     both = BucketedDDP(mixed)
     hidden = both.module[0](torch.full((1, 4), float(rank)))
@@ -342,6 +351,10 @@ def refusals(rank, world_size):
     unused = BucketedDDP(Unused())
     said["unused"] = message_of(lambda: unused(torch.ones(1, 6)).sum().backward())
     said["unused, once more"] = message_of(lambda: unused(torch.ones(1, 6)).sum().backward())
+    dropped = BucketedDDP(Unused(), find_unused_parameters=True)
+    dropped(torch.ones(1, 6), some=True)  # nobody calls backward
+    said["dropped"] = message_of(lambda: dropped(torch.ones(1, 6)).sum().backward())
+    said["dropped, then not"] = message_of(lambda: dropped(torch.ones(1, 6)).sum().backward())
     naive = NaiveDDP(Unused())
     naive(torch.ones(1, 6)).sum().backward()
     said["unused, naive"] = message_of(naive.average_gradients)

@@ -72,6 +72,7 @@ def test_properties(two_ranks):
     for found in two_ranks.run(on_ranks.properties):
         assert found["same names"] and found["two forwards"] and found["views"]
         assert found["large"] == [True, True, True]
+        assert found["activations computed twice"]
         assert found["dtypes"] == [("torch.bfloat16", 20), ("torch.float32", 20)]
         assert found["mixed bias"] == [[1.0] * 4, True]
         own, shared = found["buffers"]
@@ -86,6 +87,8 @@ def test_mistakes_are_named(two_ranks):
         assert said["nothing to train"].startswith("ValueError: the module has no parameter that requires a gradient")
         assert "sparse=False" in said["sparse"]
         assert said["second hook"].startswith("RuntimeError: a communication hook is registered already")
+        assert re.search(r"no gradient for some.bias, some.weight\. .* dropped; .*no_grad", said["dropped"])
+        assert said["dropped, then not"] == "no error"
         for mistake in ("unused", "unused, once more", "unused, naive"):
             named = set(re.findall(r"(\w+)\.(?:weight|bias)", said[mistake]))
             assert "no gradient for" in said[mistake] and "find_unused_parameters=True" in said[mistake]

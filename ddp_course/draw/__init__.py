@@ -7,6 +7,7 @@ from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
 from ddp_course.draw.replicas import conditions, drift
+from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.style import rank_colour, text_problems, texts_of
 from ddp_course.draw.timeline import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
@@ -20,12 +21,15 @@ __all__ = [
     "conditions",
     "cost_curves",
     "data_parallel_step",
+    "dealt",
     "drift",
     "gradient_noise",
+    "halves",
     "loss_curves",
     "losses",
     "mean_weights",
     "message_rounds",
+    "orders",
     "own_losses",
     "processes",
     "quantities",

@@ -1,0 +1,136 @@
+"""Which sample goes to which rank, and how does a formula shuffle?
+
+Three pictures: the indices of every rank side by side, with those marked that were given out before; orders as dots,
+position against sample; and the grid on which a Feistel round moves numbers within their column or row.
+
+Read next: `../parallel/__init__.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ddp_course.draw.style import (
+    ALARM,
+    DPI,
+    HEADING,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    SMALL,
+    WIDTH,
+    box,
+    canvas,
+    label,
+    plain_axes,
+    rank_colour,
+    tint,
+)
+
+
+def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
+    """The samples of every rank, a row of boxes each; dashed red where a sample was given out before.
+
+    Samples count as given out in the order of the steps: first every rank's first one, then every rank's second one.
+
+    Args:
+        by_rank: the indices that each rank's sampler gave.
+        length: samples in the dataset; those that no rank got are listed below.
+    """
+    steps = max(map(len, by_rank), default=0)
+    left, row = 0.95, 0.46
+    height = row * len(by_rank) + 0.62
+    figure, ax = canvas(height)
+    column = min(0.6, (WIDTH - left - 0.1) / max(steps, 1))
+    repeated = _repeated(by_rank)
+    for rank, indices in enumerate(by_rank):
+        y = height - 0.1 - row * (rank + 1)
+        label(ax, 0.12, y + 0.18, f"rank {rank}", bold=True, align="left")
+        for step, index in enumerate(indices):
+            again = (rank, step) in repeated
+            colour = ALARM if again else rank_colour(rank)
+            place = (left + column * step, y, column - 0.07, 0.36)
+            box(ax, *place, str(index), colour=colour, fill=not again, dashed=again, ink=colour if again else INK)
+    label(ax, 0.12, 0.26, _account(by_rank, length, len(repeated)), size=SMALL, ink=MUTED, align="left")
+    return figure
+
+
+def _repeated(by_rank: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+    """Which (rank, step) got a sample that some rank had got before."""
+    seen: set[int] = set()
+    repeated = set()
+    for step in range(max(map(len, by_rank), default=0)):
+        for rank, indices in enumerate(by_rank):
+            if step < len(indices):
+                if indices[step] in seen:
+                    repeated.add((rank, step))
+                seen.add(indices[step])
+    return repeated
+
+
+def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> str:
+    seen = {index for indices in by_rank for index in indices}
+    never = [index for index in range(length) if index not in seen]
+    shown = ", ".join(map(str, never[:12])) + (", ..." if len(never) > 12 else "")
+    parts = [f"{len(seen)} of {length} samples seen", f"{repeated} dealt again (dashed)" if repeated else ""]
+    parts.append(f"{len(never)} never: {shown}" if never else "")
+    return "; ".join(part for part in parts if part)
+
+
+def orders(samples: Mapping[str, Sequence[int]]) -> Figure:
+    """One panel per order: a dot for each position, at the height of the sample that stands there.
+
+    Args:
+        samples: for each order, by its title, the sample at each position.
+    """
+    figure = plt.figure(figsize=(WIDTH, WIDTH / len(samples) + 0.4), dpi=DPI, facecolor=PAPER, layout="constrained")
+    for ax, (title, found) in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples.items(), strict=True):
+        plain_axes(ax)
+        ax.scatter(range(len(found)), found, s=max(1.0, 900 / len(found)), color=rank_colour(0), linewidths=0)
+        ax.set_title(title, color=INK, fontsize=HEADING)
+        ax.set_xlabel("position", color=MUTED, fontsize=LABEL)
+        ax.set_box_aspect(1)
+    figure.axes[0].set_ylabel("sample", color=MUTED, fontsize=LABEL)
+    return figure
+
+
+def halves(stages: Mapping[str, Sequence[int]], low_bits: int) -> Figure:
+    """Numbers on a grid, one panel per stage: the column is the low half of where a number is now, the row the high.
+
+    A round that changes one half moves numbers within their columns or within their rows.
+
+    Args:
+        stages: by title, for each starting number 0, 1, 2, ... where it is now.
+        low_bits: bits of the low half; the grid has 2**low_bits columns.
+    Raises:
+        ValueError: two numbers are in the same place, which no picture could show.
+    """
+    figure = plt.figure(figsize=(WIDTH, WIDTH / len(stages) + 0.75), dpi=DPI, facecolor=PAPER, layout="constrained")
+    for ax, (title, places) in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages.items(), strict=True):
+        if len(set(places)) < len(places):
+            raise ValueError(f"{title}: two numbers are in the same place")
+        _grid(ax, places, 2**low_bits)
+        ax.set_title(title, color=INK, fontsize=LABEL)
+    figure.axes[0].set_ylabel("high half", color=MUTED, fontsize=LABEL)
+    return figure
+
+
+def _grid(ax: Axes, places: Sequence[int], columns: int) -> None:
+    rows = -(-len(places) // columns)
+    for number, place in enumerate(places):
+        high, low = divmod(place, columns)
+        shade = tint(rank_colour(number // columns), 0.3)  # the colour of the row it started in
+        ax.add_patch(Rectangle((low - 0.5, high - 0.5), 1, 1, facecolor=shade, edgecolor=PAPER, linewidth=2))
+        ax.text(low, high, str(number), ha="center", va="center", fontsize=LABEL, color=INK)
+    ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xticks=range(columns), yticks=range(rows))
+    ax.set_aspect("equal")
+    ax.set_xlabel("low half", color=MUTED, fontsize=LABEL)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(colors=LINE, labelsize=SMALL, length=0)

@@ -1,0 +1,84 @@
+"""Do the pictures of lesson 05 show the indices they were given, and stay readable?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_course import draw
+from ddp_course.data.sampler import ShardSampler
+from ddp_course.draw.sampling import dealt, halves, orders
+from ddp_course.draw.style import ALARM, rank_colour
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def shards(length, world_size, **settings):
+    return [list(ShardSampler(length, world_size, rank, **settings)) for rank in range(world_size)]
+
+
+def pictures():
+    for world_size in (1, 2, 4, 8):
+        for mode in ("compatible", "streaming"):
+            yield dealt(shards(10, world_size, mode=mode), 10)
+        yield dealt(shards(10, world_size, drop_last=True), 10)
+    yield dealt([list(range(12))] * 4, 12)
+    yield dealt([[0], [0]], 40)
+    yield orders({title: shards(64, 1, seed=seed)[0] for seed, title in enumerate(("one", "two", "three"))})
+    yield orders({"one order": list(range(500))})
+    yield halves({"start": range(16), "then": [number ^ 5 for number in range(16)]}, 2)
+    yield halves({f"round {n}": range(16) for n in range(4)}, 2)
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_dealt_shows_every_index_and_marks_the_second_time():
+    figure = dealt([[4, 0, 3], [1, 2, 4]], 6)
+    texts = draw.texts_of(figure)
+    assert texts == ["rank 0", "4", "0", "3", "rank 1", "1", "2", "4", texts[-1]]
+    assert texts[-1] == "5 of 6 samples seen; 1 dealt again (dashed); 1 never: 5"
+    dashed = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
+    assert len(dashed) == 1 and dashed[0].get_edgecolor() == matplotlib.colors.to_rgba(ALARM)
+
+
+def test_dealt_counts_by_steps_not_by_ranks():
+    """Sample 1 is rank 1's first and rank 0's second: rank 0 has it later."""
+    patches = dealt([[0, 1], [1, 2]], 3).axes[0].patches
+    edges = [patch.get_edgecolor() for patch in patches]
+    assert edges == [matplotlib.colors.to_rgba(c) for c in (rank_colour(0), ALARM, rank_colour(1), rank_colour(1))]
+
+
+def test_what_no_rank_got_is_listed():
+    assert draw.texts_of(dealt([[0]], 40))[-1] == (
+        "1 of 40 samples seen; 39 never: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ..."
+    )
+    assert draw.texts_of(dealt(shards(8, 2), 8))[-1] == "8 of 8 samples seen"
+
+
+def test_orders_plots_position_against_sample():
+    dots = orders({"backwards": [2, 1, 0]}).axes[0].collections[0].get_offsets()
+    assert dots.tolist() == [[0, 2], [1, 1], [2, 0]]
+
+
+def test_halves_puts_each_number_where_it_is_now():
+    ax = halves({"swapped": [3, 1, 2, 0]}, 1).axes[0]
+    assert {text.get_text(): text.get_position() for text in ax.texts} == {
+        "0": (1, 1),
+        "1": (1, 0),
+        "2": (0, 1),
+        "3": (0, 0),
+    }
+    with pytest.raises(ValueError, match="bad: two numbers are in the same place"):
+        halves({"bad": [0, 0, 1, 2]}, 1)

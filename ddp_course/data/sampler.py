@@ -156,7 +156,8 @@ class ShardSampler(Sampler[int]):
             order = torch.randperm(self.length, generator=generator).tolist()
         else:
             order = list(range(self.length))
-        left, total = order[start:], len(self) * self.world_size
+        left = order[start:] if start else order  # a copy only where it must be
+        total = len(self) * self.world_size
         while 0 < len(left) < total:  # repeatedly, if there are fewer samples than ranks
             left += order[: total - len(left)]
         return left[self.rank : total : self.world_size]

@@ -76,9 +76,10 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None,
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for buffer in module.buffers():
         kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    for buffers in kinds.values():
-        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-        dist.broadcast(flat, group=group, group_src=src)
+    flats = [torch.cat([buffer.reshape(-1) for buffer in buffers]) for buffers in kinds.values()]
+    works = [dist.broadcast(flat, group=group, group_src=src, async_op=True) for flat in flats]
+    for work, flat, buffers in zip(works, flats, kinds.values(), strict=True):
+        work.wait()
         if dist.get_rank(group) != src:
             pieces = flat.split([buffer.numel() for buffer in buffers])
             shaped = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]

@@ -11,6 +11,7 @@ Read next: `sampler.py`.
 from __future__ import annotations
 
 import numpy as np
+from numpy.random import SeedSequence  # at the top: NumPy loads this part only when it is asked for
 
 ROUNDS = 8
 _ODD = (np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B))  # odd, so that multiplying loses no bit; well mixed
@@ -35,7 +36,7 @@ class Permutation:
         self._low_bits = np.uint64(bits // 2)
         self._low_mask = np.uint32(2 ** (bits // 2) - 1)
         self._high_mask = np.uint32(2 ** (bits - bits // 2) - 1)
-        self._keys = np.random.SeedSequence([number % 2**64 for number in key]).generate_state(ROUNDS, np.uint32)
+        self._keys = SeedSequence([number % 2**64 for number in key]).generate_state(ROUNDS, np.uint32)
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Return the samples at `positions`, an array of whole numbers from 0 to length - 1, as uint64."""

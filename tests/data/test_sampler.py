@@ -8,9 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
 
+from ddp_course import launch
+from ddp_course.data import load
 from ddp_course.data.sampler import MODES, ShardSampler, exact_shard
+from ddp_course.models import MLP
+from ddp_course.train import evaluate
 
 LENGTHS, WORLD_SIZES = st.integers(1, 200), st.integers(1, 9)
 SEEDS, EPOCHS = st.integers(0, 2**31), st.integers(0, 1000)
@@ -273,3 +277,28 @@ def test_exact_shard_gives_each_row_to_one_rank(length, world_size):
 
 def test_exact_shard_of_1797_over_4():
     assert [len(exact_shard(1797, 4, rank)) for rank in range(4)] == [450, 449, 449, 449]
+
+
+# --- On ranks --------------------------------------------------------------------------------------
+
+
+def right_answers(rank: int, world_size: int) -> tuple[float, list[int], list[int]]:
+    """Evaluate all digits on all ranks; and what a sampler yields that is told nothing of the group."""
+    torch.manual_seed(0)
+    digits = ConcatDataset([load("digits", split) for split in ("train", "test")])
+    share = evaluate(MLP(64, 16, 10), digits, rank, world_size, torch.device("cpu"))
+    return share * len(digits), list(ShardSampler(10)), list(DistributedSampler(range(10)))
+
+
+@pytest.mark.timeout(60)
+def test_four_ranks_count_as_many_right_answers_of_1797_as_one_process():
+    options = {"backend": "gloo", "start_method": "forkserver", "quiet": True, "limit_s": 50}
+    found = launch(right_answers, 4, **options)
+    torch.manual_seed(0)
+    model, right = MLP(64, 16, 10), 0
+    for images in (load("digits", split) for split in ("train", "test")):
+        right += (model(images.pixels / images.white).argmax(dim=1) == images.labels).sum().item()
+    assert 0 < right < 1797
+    for share, ours, theirs in found:
+        assert share == pytest.approx(right, abs=1e-9) and ours == theirs
+    assert sorted(set(chain(*(ours for _, ours, _ in found)))) == list(range(10))

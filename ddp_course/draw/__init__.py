@@ -1,6 +1,7 @@
 """Every picture of the course. `style.py` holds the look, the other files the pictures."""
 
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
+from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
@@ -25,6 +26,7 @@ __all__ = [
     "drift",
     "gradient_noise",
     "halves",
+    "landings",
     "loss_curves",
     "losses",
     "mean_weights",
@@ -36,6 +38,7 @@ __all__ = [
     "rank_colour",
     "rank_map",
     "rendezvous",
+    "resume_differences",
     "ring_steps",
     "shard_gradients",
     "shards",
@@ -46,4 +49,5 @@ __all__ = [
     "texts_of",
     "timeline",
     "two_flows",
+    "write_kills",
 ]

@@ -1,0 +1,136 @@
+"""When is a checkpoint torn, onto which device is it loaded, and what does each part of the state weigh?
+
+Three pictures: what lay under the final name when a writer was killed, on which GPU the copies of all ranks land,
+and how far a resumed run is from the uninterrupted one.
+
+Read next: `overview.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    ALARM,
+    FAINT,
+    HEADING,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    RANK_COLOURS,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    rank_colour,
+)
+
+OLD, NEW = RANK_COLOURS[0], RANK_COLOURS[2]  # blue and green; what is torn has the colour of an alarm
+OUTCOMES = {"old": ("the one before", OLD), "new": ("a new one", NEW), "torn": ("nothing: torn", ALARM)}
+MARKS = {"old": "o", "new": "s", "torn": "X"}
+
+
+def write_kills(plain: Sequence[tuple[float, str]], sealed: Sequence[tuple[float, str]]) -> Figure:
+    """The life of a write twice, with a mark where each kill fell, in the shape of what could be loaded afterwards.
+
+    Args:
+        plain: for each kill of a `torch.save` to the final name, the share of the bytes that were in the file it was
+            writing, and the outcome: "old", "new" or "torn".
+        sealed: the same of a write to another name with a rename at the end.
+    """
+    figure, ax = canvas(4.1)
+    shown = [name for name in OUTCOMES if any(name == outcome for _, outcome in [*plain, *sealed])]
+    label(ax, 0.1, 3.86, "after the kill, the final name loads", align="left", ink=MUTED)
+    for place, name in enumerate(shown):
+        x = 3.1 + 1.65 * place
+        ax.plot(x, 3.86, MARKS[name], color=OUTCOMES[name][1], markersize=8)
+        label(ax, x + 0.15, 3.86, OUTCOMES[name][0], align="left")
+    _life(ax, 2.15, "torch.save to the final name", [("write into step.pt", 1.0)], plain)
+    steps = [("write into .step.pt.unfinished", 0.7), ("fsync", 0.1), ("rename", 0.1), ("fsync", 0.1)]
+    _life(ax, 0.3, "to another name, then rename", steps, sealed)
+    return figure
+
+
+def _life(
+    ax: Axes, y: float, title: str, steps: Sequence[tuple[str, float]], kills: Sequence[tuple[float, str]]
+) -> None:
+    left, length = 0.1, WIDTH - 0.2
+    counts = [f"{sum(o == name for _, o in kills)} {name}" for name in OUTCOMES if any(o == name for _, o in kills)]
+    label(ax, left, y + 1.35, title, bold=True, size=HEADING, align="left")
+    label(ax, left + length, y + 1.35, f"{len(kills)} kills: " + ", ".join(counts), align="right")
+    writing, x = steps[0][1] * length, left
+    for place, (name, share) in enumerate(steps):
+        box(ax, x, y, share * length - 0.05, 0.42, name, colour=OLD if place == 0 else SHARED, size=SMALL)
+        x += share * length
+    rows: dict[int, int] = {}
+    for share, outcome in kills:
+        spot = round(share * 40)  # kills at nearly the same moment stand above each other
+        height = y + 0.55 + 0.13 * min(rows.get(spot, 0), 4)
+        rows[spot] = rows.get(spot, 0) + 1
+        ax.plot(left + spot / 40 * (writing - 0.1), height, MARKS[outcome], color=OUTCOMES[outcome][1], markersize=6)
+
+
+def landings(locations: Sequence[str], copy: str) -> Figure:
+    """Which GPU takes the copy that each rank loads: by the name in the file, and each rank's own.
+
+    Args:
+        locations: by rank, the device that the file asks for when nothing else is said.
+        copy: the size of one copy, as text.
+    """
+    figure, ax = canvas(3.1)
+    world_size = len(locations)
+    own = [f"cuda:{rank}" for rank in range(world_size)]
+    panels = (("map_location=None", locations), ("map_location=own device", own))
+    for side, (title, targets) in enumerate(panels):
+        left, column = 0.1 + side * WIDTH / 2, (WIDTH / 2 - 0.2) / world_size
+        label(ax, left + column * world_size / 2, 2.9, title, bold=True, mono=True)
+        for rank in range(world_size):
+            x = left + column * rank
+            copies = sum(target == own[rank] for target in targets)
+            box(ax, x + 0.05, 2.2, column - 0.1, 0.42, f"rank {rank}", colour=rank_colour(rank), size=SMALL)
+            box(ax, x + 0.05, 0.2, column - 0.1, 1.05, colour=ALARM if copies > 1 else LINE, fill=copies > 0)
+            label(ax, x + column / 2, 1.05, own[rank], size=SMALL, mono=True)
+            label(ax, x + column / 2, 0.6, f"{copies} x\n{copy}" if copies else "empty", size=SMALL, bold=copies > 1)
+            end = left + column * (own.index(targets[rank]) + 0.5)
+            arrow(
+                ax,
+                (x + column / 2, 2.2),
+                (end + 0.12 * (rank - own.index(targets[rank])), 1.27),
+                colour=rank_colour(rank),
+            )
+    return figure
+
+
+def resume_differences(differences: Mapping[str, float]) -> Figure:
+    """How far the weights of resumed runs are from those of the uninterrupted one, on a logarithmic axis.
+
+    Args:
+        differences: by what the resumed run did without, the largest difference in any weight; 0 is drawn as a mark
+            at the left edge.
+    """
+    figure, ax = chart(0.42 * len(differences) + 1.0)
+    names, values = list(differences), list(differences.values())
+    least = min([value for value in values if value > 0], default=1e-3) / 30
+    for y, value in enumerate(values):
+        ax.plot((least, max(value, least)), (y, y), color=ALARM if value else NEW, linewidth=7, solid_capstyle="butt")
+        shown = f"{value:.1g}" if value else "0, every bit is the same"
+        ax.annotate(shown, (max(value, least), y), (6, 0), textcoords="offset points", va="center", color=INK,
+                    fontsize=LABEL)  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlim(least, 30 * max([*values, least]))
+    ax.set_yticks(range(len(names)), names, fontsize=LABEL, color=INK)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(visible=False, axis="y")
+    ax.axvline(least, color=FAINT, linewidth=1)
+    ax.set_xlabel(
+        "largest difference in a weight, compared with the run that never stopped", color=MUTED, fontsize=LABEL
+    )
+    return figure

@@ -1,0 +1,64 @@
+"""Do the pictures of lesson 10 show the numbers they were given, and stay readable?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.patches import FancyArrowPatch
+
+from ddp_course import draw
+from ddp_course.draw.checkpointing import ALARM, NEW, landings, resume_differences, write_kills
+
+PLAIN = [(n / 20, "torn") for n in range(20)] + [(1.0, "new"), (0.0, "old")]
+SEALED = [(n / 20, "old") for n in range(20)] + [(1.0, "new")] * 7
+DIFFERENCES = {"nothing": 0.0, "optimizer": 0.02, "generators": 1.5e-3, "sampler position": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def pictures():
+    yield write_kills(PLAIN, SEALED)
+    yield write_kills([(0.5, "torn")] * 12, [(0.5, "old")] * 12)
+    yield landings(["cuda:0"] * 4, "1.2 GB")
+    yield landings(["cuda:0"] * 2, "400 MB")
+    yield resume_differences(DIFFERENCES)
+    yield resume_differences({"nothing": 0.0})
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_write_kills_marks_each_kill_by_its_outcome_and_counts_them():
+    figure = write_kills(PLAIN, SEALED)
+    texts = draw.texts_of(figure)
+    assert "22 kills: 1 old, 1 new, 20 torn" in texts and "27 kills: 20 old, 7 new" in texts
+    marks = [line.get_marker() for line in figure.axes[0].lines]
+    assert [marks.count(mark) for mark in "osX"] == [21 + 1, 8 + 1, 20 + 1]  # and one each in the legend
+    assert "nothing: torn" not in draw.texts_of(write_kills([(0.5, "old")], [(0.5, "old")]))
+
+
+def test_landings_counts_the_copies_on_each_gpu_and_points_there():
+    figure = landings(["cuda:0", "cuda:0", "cuda:2"], "1 GB")
+    texts = draw.texts_of(figure)
+    assert [texts.count(text) for text in ("2 x\n1 GB", "1 x\n1 GB", "empty")] == [1, 1 + 3, 1]
+    arrows = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
+    assert len(arrows) == 6
+
+
+def test_resume_differences_draws_what_it_is_given():
+    ax = resume_differences(DIFFERENCES).axes[0]
+    bars = [line for line in ax.lines if line.get_linewidth() == 7]
+    assert [float(bar.get_xdata()[1]) for bar in bars[1:]] == [0.02, 1.5e-3, 0.3]
+    assert [bar.get_color() for bar in bars] == [NEW, ALARM, ALARM, ALARM]
+    assert "0, every bit is the same" in [text.get_text() for text in ax.texts]

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from ddp_course.checkpoint import Checkpointer, CheckpointError
+from ddp_course.data.sampler import ShardSampler
 from ddp_course.training_state import capture_state, load_model, restore_state
 
 
@@ -69,27 +71,7 @@ def save_with_an_error(rank: int, world_size: int, folder: Path) -> list[str]:
 
 # --- Exactly the same run --------------------------------------------------------------------------
 
-ROWS, EPOCH_STEPS = 60, 5
-
-
-class ShuffledBatches:
-    """This rank's batches of the current epoch, from a place that can be saved."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.epoch = self.batch = 0
-
-    def next(self) -> torch.Tensor:
-        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(self.epoch))
-        rows = order[self.rank :: self.world_size].chunk(EPOCH_STEPS)[self.batch]
-        self.epoch, self.batch = (self.epoch + (self.batch + 1) // EPOCH_STEPS, (self.batch + 1) % EPOCH_STEPS)
-        return rows
-
-    def state_dict(self) -> dict:
-        return {"epoch": self.epoch, "batch": self.batch}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.epoch, self.batch = state["epoch"], state["batch"]
+ROWS, LOCAL_BATCH = 60, 6  # on two ranks: 5 steps an epoch
 
 
 class Run:
@@ -103,12 +85,24 @@ class Run:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=3, gamma=0.5)
         self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
-        self.sampler = ShuffledBatches(rank, world_size)
+        self.sampler = ShardSampler(ROWS, mode="streaming")
+        self.batches = iter(())
         torch.manual_seed(100 + rank)  # each rank has a dropout of its own
         self.x, self.y = torch.linspace(-1, 1, 6 * ROWS).view(ROWS, 6).sin(), torch.linspace(0, 1, ROWS)[:, None]
 
+    def next_rows(self) -> torch.Tensor:
+        loader = DataLoader(range(ROWS), LOCAL_BATCH, sampler=self.sampler, generator=torch.Generator())
+        if self.sampler.consumed == ROWS:
+            self.sampler.set_epoch(self.sampler.epoch + 1)
+        rows = next(self.batches, None)
+        if rows is None:
+            self.batches = iter(loader)
+            rows = next(self.batches)
+        self.sampler.advance(len(rows))
+        return rows
+
     def step(self) -> float:
-        rows = self.sampler.next()
+        rows = self.next_rows()
         x = self.x[rows] + 0.1 * random.random() + 0.1 * float(np.random.normal()) + 0.1 * torch.randn(6)
         loss = nn.functional.mse_loss(self.model(x), self.y[rows])
         self.optimizer.zero_grad()

@@ -139,4 +139,5 @@ def test_another_world_size_gets_all_but_the_generators_and_says_so(saved):
     (found,) = launch(on_ranks.go_on_alone, 1, args=(saved,), start_method="forkserver", quiet=True)
     note, sampler, untouched, scheduler_steps = found
     assert note.startswith("saved by 2 ranks, resumed by 1: the random generators belong to the old ranks")
-    assert (sampler, untouched, scheduler_steps) == ({"epoch": 1, "batch": 2}, True, STOP)
+    assert (sampler["epoch"], sampler["consumed"]) == (1, 24)  # two steps of two ranks; goes on there, on one
+    assert (untouched, scheduler_steps) == (True, STOP)

@@ -6,9 +6,9 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler
 
 from ddp_course import launch
 from ddp_course.data import load
@@ -20,9 +20,9 @@ LENGTHS, WORLD_SIZES = st.integers(1, 200), st.integers(1, 9)
 SEEDS, EPOCHS = st.integers(0, 2**31), st.integers(0, 1000)
 
 
-def shards(length: int, world_size: int, **settings) -> list[list[int]]:
+def shards(length: int, world_size: int, **options) -> list[list[int]]:
     """What each rank gets in the first epoch."""
-    return [list(ShardSampler(length, world_size, rank, **settings)) for rank in range(world_size)]
+    return [list(ShardSampler(length, world_size, rank, **options)) for rank in range(world_size)]
 
 
 def in_global_order(parts: list[list[int]]) -> list[int]:
@@ -34,6 +34,7 @@ def in_global_order(parts: list[list[int]]) -> list[int]:
 # --- Compatible mode -------------------------------------------------------------------------------
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(LENGTHS, WORLD_SIZES, st.booleans(), st.booleans(), SEEDS, EPOCHS)
 def test_compatible_mode_yields_torchs_indices(length, world_size, shuffle, drop_last, seed, epoch):
     for rank in range(world_size):
@@ -52,6 +53,7 @@ def test_compatible_is_the_default_and_takes_torchs_arguments_in_torchs_order():
 # --- Streaming mode --------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(LENGTHS, WORLD_SIZES, st.booleans(), SEEDS, EPOCHS)
 def test_streaming_gives_each_sample_to_one_rank(length, world_size, shuffle, seed, epoch):
     parts = []
@@ -78,6 +80,7 @@ def test_streaming_of_a_million_by_enumeration():
     assert torch.equal(found.sort().values, torch.arange(10**6)) and not torch.equal(found, torch.arange(10**6))
 
 
+@settings(deadline=None)
 @given(LENGTHS, WORLD_SIZES, SEEDS)
 def test_streaming_with_drop_last_gives_all_ranks_as_many_and_leaves_out_less_than_a_row(length, world_size, seed):
     parts = shards(length, world_size, mode="streaming", seed=seed, drop_last=True)
@@ -86,6 +89,7 @@ def test_streaming_with_drop_last_gives_all_ranks_as_many_and_leaves_out_less_th
     assert len(set(seen)) == len(seen) == length - length % world_size
 
 
+@settings(deadline=None)
 @given(LENGTHS, SEEDS)
 def test_streaming_order_does_not_depend_on_the_world_size(length, seed):
     by_one = shards(length, 1, mode="streaming", seed=seed)[0]
@@ -133,15 +137,16 @@ def test_streaming_with_the_next_seed_is_not_the_next_epoch():
 # --- Going on in mid-epoch -------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.data(), LENGTHS, st.sampled_from(MODES), st.booleans(), SEEDS, EPOCHS)
 def test_going_on_with_other_ranks_repeats_and_loses_nothing(data, length, mode, shuffle, seed, epoch):
-    settings = {"shuffle": shuffle, "seed": seed, "mode": mode}
-    order = ShardSampler(length, 1, 0, **settings)
+    options = {"shuffle": shuffle, "seed": seed, "mode": mode}
+    order = ShardSampler(length, 1, 0, **options)
     order.set_epoch(epoch)
     order, seen, state = list(order), [], None
     for _ in range(data.draw(st.integers(1, 4), "runs")):
         world_size = data.draw(WORLD_SIZES, "world size")
-        samplers = [ShardSampler(length, world_size, rank, **settings) for rank in range(world_size)]
+        samplers = [ShardSampler(length, world_size, rank, **options) for rank in range(world_size)]
         for sampler in samplers:
             sampler.set_epoch(epoch) if state is None else sampler.load_state_dict(state)
         full_rows = (length - len(seen)) // world_size
@@ -156,23 +161,24 @@ def test_going_on_with_other_ranks_repeats_and_loses_nothing(data, length, mode,
         assert state["epoch"] == epoch and state["consumed"] == len(seen)
     assert seen == order[: len(seen)]
     if len(seen) < length:
-        seen += rest(length, settings, state, data.draw(WORLD_SIZES, "last world size"))
+        seen += rest(length, options, state, data.draw(WORLD_SIZES, "last world size"))
     assert seen[:length] == order
     assert set(seen[length:]) <= set(order[: len(seen) - length])  # padding in the compatible mode, from the beginning
 
 
-def rest(length: int, settings: dict, state: dict, world_size: int) -> list[int]:
+def rest(length: int, options: dict, state: dict, world_size: int) -> list[int]:
     """What the ranks of one more run see until the end of the epoch."""
-    samplers = [ShardSampler(length, world_size, rank, **settings) for rank in range(world_size)]
+    samplers = [ShardSampler(length, world_size, rank, **options) for rank in range(world_size)]
     for sampler in samplers:
         sampler.load_state_dict(state)
     parts = [list(sampler) for sampler in samplers]
     assert [len(part) for part in parts] == [len(sampler) for sampler in samplers]
-    if settings["mode"] == "compatible":
+    if options["mode"] == "compatible":
         assert len({len(part) for part in parts}) == 1
     return in_global_order(parts)
 
 
+@settings(deadline=None)
 @given(LENGTHS, WORLD_SIZES, WORLD_SIZES, st.sampled_from(MODES), st.data())
 def test_drop_last_after_going_on_drops_less_than_a_row(length, before, after, mode, data):
     rows = data.draw(st.integers(0, length // before))
@@ -202,7 +208,7 @@ def test_the_position_survives_a_file_of_plain_values(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "settings"),
+    ("name", "found", "options"),
     [
         ("length", "999", {"length": 999}),
         ("seed", "1", {"seed": 1}),
@@ -210,9 +216,9 @@ def test_the_position_survives_a_file_of_plain_values(mode, tmp_path):
         ("mode", "'streaming'", {"mode": "streaming"}),
     ],
 )
-def test_a_position_in_another_order_is_refused(name, found, settings):
-    settings = {"length": 1000, **settings}
-    other = ShardSampler(settings.pop("length"), 2, 0, **settings)
+def test_a_position_in_another_order_is_refused(name, found, options):
+    options = {"length": 1000, **options}
+    other = ShardSampler(options.pop("length"), 2, 0, **options)
     with pytest.raises(ValueError, match=f"the saved position has {name}=.*, this sampler {found}"):
         other.load_state_dict(ShardSampler(1000, 2, 0).state_dict())
     assert (other.epoch, other.consumed) == (0, 0)
@@ -267,6 +273,7 @@ def test_no_warning_where_nothing_is_wrong():
 # --- Evaluation ------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(LENGTHS, WORLD_SIZES)
 def test_exact_shard_gives_each_row_to_one_rank(length, world_size):
     parts = [exact_shard(length, world_size, rank) for rank in range(world_size)]
@@ -282,10 +289,9 @@ def test_exact_shard_of_1797_over_4():
 # --- On ranks --------------------------------------------------------------------------------------
 
 
-def right_answers(rank: int, world_size: int) -> tuple[float, list[int], list[int]]:
+def right_answers(rank: int, world_size: int, digits: Dataset) -> tuple[float, list[int], list[int]]:
     """Evaluate all digits on all ranks; and what a sampler yields that is told nothing of the group."""
     torch.manual_seed(0)
-    digits = ConcatDataset([load("digits", split) for split in ("train", "test")])
     share = evaluate(MLP(64, 16, 10), digits, rank, world_size, torch.device("cpu"))
     return share * len(digits), list(ShardSampler(10)), list(DistributedSampler(range(10)))
 
@@ -293,10 +299,11 @@ def right_answers(rank: int, world_size: int) -> tuple[float, list[int], list[in
 @pytest.mark.timeout(60)
 def test_four_ranks_count_as_many_right_answers_of_1797_as_one_process():
     options = {"backend": "gloo", "start_method": "forkserver", "quiet": True, "limit_s": 50}
-    found = launch(right_answers, 4, **options)
+    digits = ConcatDataset([load("digits", split) for split in ("train", "test")])
+    found = launch(right_answers, 4, args=(digits,), **options)
     torch.manual_seed(0)
     model, right = MLP(64, 16, 10), 0
-    for images in (load("digits", split) for split in ("train", "test")):
+    for images in digits.datasets:
         right += (model(images.pixels / images.white).argmax(dim=1) == images.labels).sum().item()
     assert 0 < right < 1797
     for share, ours, theirs in found:

@@ -121,7 +121,7 @@ def resume_differences(differences: Mapping[str, float]) -> Figure:
     least = min([value for value in values if value > 0], default=1e-3) / 30
     for y, value in enumerate(values):
         ax.plot((least, max(value, least)), (y, y), color=ALARM if value else NEW, linewidth=7, solid_capstyle="butt")
-        shown = f"{value:.1g}" if value else "0, every bit is the same"
+        shown = f"{value:.2g}" if value else "0, every bit is the same"
         ax.annotate(shown, (max(value, least), y), (6, 0), textcoords="offset points", va="center", color=INK,
                     fontsize=LABEL)  # fmt: skip
     ax.set_xscale("log")

@@ -37,6 +37,7 @@ from ddp_course.groups import my_device
 from ddp_course.logs import progress_bar, rank0_print
 from ddp_course.metrics import mean_over_ranks
 from ddp_course.models import MLP, resnet18_small
+from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.training_state import capture_state, restore_state
 
 MODELS = ("mlp", "mlp_bn", "resnet18")
@@ -110,20 +111,20 @@ def train(rank: int, world_size: int, config: Config) -> Result:
         DatasetError: the images cannot be had.
         CheckpointError: a checkpoint cannot be written; or a resume was asked for and there is none, or it belongs
             to another run.
-    Collective: DDP's own at construction; in each step its all_reduce of every gradient bucket; after each
+    Collective: DDP's own at construction; in each step its all_reduce of every gradient bucket, and SyncBatchNorm's
+        two for each layer; after each
         epoch two all_reduces (loss, accuracy) and one broadcast per buffer; those of `Checkpointer` and
         `capture_state` if a checkpoint is wanted.
     """
     device, dtype = my_device(), DTYPES[config.dtype]
     train_set, test_set = (load(config.dataset, split, config.root) for split in ("train", "test"))
     torch.manual_seed(config.seed)
-    model, notes = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
+    model = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     checkpoints = Checkpointer(config.checkpoint, config.keep) if config.checkpoint else None
-    first_epoch = 0
+    first_epoch, notes = 0, []
     if config.resume:
-        first_epoch, lost = resume(config, checkpoints, model, optimizer)
-        notes += lost
+        first_epoch, notes = resume(config, checkpoints, model, optimizer)
     rank0_print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
 
     replica = DistributedDataParallel(model)  # every rank starts from rank 0's weights
@@ -174,25 +175,24 @@ def build_model(config: Config, images: Images) -> nn.Module:
     return MLP(in_features, config.hidden, len(images.classes), batchnorm=config.model == "mlp_bn")
 
 
-def synchronised(model: nn.Module, world_size: int, device: torch.device) -> tuple[nn.Module, list[str]]:
-    """Let BatchNorm use the statistics of the global batch, where torch can do so.
+def synchronised(model: nn.Module, world_size: int, device: torch.device) -> nn.Module:
+    """Return the model with BatchNorm layers that use the statistics of the global batch.
 
-    Returns:
-        The model, and a note if its BatchNorm stayed as it was.
+    On GPUs torch's own, which is the faster; it refuses CPUs, so there the course's. Both have the same state.
     """
-    has_batchnorm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
-    if world_size == 1 or not has_batchnorm:
-        return model, []
+    if world_size == 1:
+        return model
     if device.type == "cpu":
-        return model, ["torch's SyncBatchNorm needs GPUs: each rank's BatchNorm sees its own rows only"]
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model), []
+        return SyncBatchNorm.convert(model)
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 @torch.no_grad()
 def share_buffers(model: nn.Module) -> None:
-    """Give every rank rank 0's buffers, which are BatchNorm's running statistics.
+    """Give every rank rank 0's buffers.
 
-    DDP does so at the start of each forward pass in training, so after the last one the ranks differ.
+    DDP does so at the start of each forward pass in training, so after the last one the ranks may differ: a BatchNorm
+    that is not synchronised follows its own rows.
 
     Collective: one broadcast per buffer, every rank.
     """

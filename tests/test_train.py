@@ -16,6 +16,7 @@ from ddp_course import RankError, RankPool, launch
 from ddp_course.checkpoint import load_checkpoint
 from ddp_course.data import Images, load
 from ddp_course.models import MLP
+from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.train import Config, Result, checksum, evaluate, share_buffers, synchronised, train
 
 pytestmark = pytest.mark.timeout(180)
@@ -178,21 +179,16 @@ def test_accuracy_counts_each_row_once_on_shards_of_unequal_length(ranks):
 # --- BatchNorm -------------------------------------------------------------------------------------
 
 
-def test_batchnorm_is_synchronised_where_torch_can():
-    model, notes = synchronised(MLP(64, 8, 10, batchnorm=True), 2, torch.device("cuda", 0))
-    assert sum(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules()) == 2
-    assert notes == []
-
-
-def test_on_the_cpu_batchnorm_stays_and_says_so():
-    model, notes = synchronised(MLP(64, 8, 10, batchnorm=True), 2, CPU)
-    assert sum(isinstance(layer, nn.BatchNorm1d) for layer in model.modules()) == 2
-    assert notes == ["torch's SyncBatchNorm needs GPUs: each rank's BatchNorm sees its own rows only"]
-
-
-@pytest.mark.parametrize(("batchnorm", "world_size"), [(False, 2), (True, 1)])
-def test_nothing_is_noted_where_nothing_is_lost(batchnorm, world_size):
-    assert synchronised(MLP(64, 8, 10, batchnorm=batchnorm), world_size, CPU)[1] == []
+@pytest.mark.parametrize(
+    ("world_size", "device", "kind"),
+    [(2, torch.device("cuda", 0), nn.SyncBatchNorm), (2, CPU, SyncBatchNorm), (1, CPU, nn.BatchNorm1d)],
+)
+def test_batchnorm_is_synchronised_by_torchs_layer_on_gpus_and_by_ours_elsewhere(world_size, device, kind):
+    model = MLP(64, 8, 10, batchnorm=True)
+    names = list(model.state_dict())
+    model = synchronised(model, world_size, device)
+    assert sum(type(layer) is kind for layer in model.modules()) == 2
+    assert list(model.state_dict()) == names
 
 
 def drifted_buffers(rank: int, world_size: int) -> tuple[str, str, str]:
@@ -212,17 +208,10 @@ def test_buffers_that_drifted_are_rank_0s_again(ranks):
 
 
 @pytest.mark.parametrize(("model", "local_batch"), [("mlp_bn", 64), ("resnet18", 360)])
-def test_replicas_with_batchnorm_end_equal_and_carry_the_note(ranks, model, local_batch):
+def test_replicas_with_batchnorm_end_equal(ranks, model, local_batch):
     results = run(ranks, replace(QUICK, model=model, epochs=1, local_batch=local_batch))
     assert results[0].checksum == results[1].checksum
-    assert all(len(result.notes) == 1 for result in results)
-
-
-def test_the_note_is_said_once_by_rank_0(capsys):
-    config = replace(QUICK, model="mlp_bn", epochs=1)
-    launch(train, 2, args=(config,), backend="gloo", start_method="forkserver", limit_s=90)
-    said = [line for line in capsys.readouterr().out.splitlines() if "note" in line]
-    assert said == ["rank 0 | note: torch's SyncBatchNorm needs GPUs: each rank's BatchNorm sees its own rows only"]
+    assert all(result.notes == [] for result in results)
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------
@@ -272,6 +261,16 @@ def test_a_resume_without_a_checkpoint_is_an_error_and_with_other_ranks_a_note(r
     (alone,) = launch(train, 1, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90, quiet=True)
     assert (alone.first_epoch, len(alone.losses)) == (1, 1)
     assert alone.notes[0].startswith("saved by 2 ranks, resumed by 1: the random generators")
+
+
+def test_a_note_is_said_once_by_rank_0(ranks, tmp_path, capsys):
+    half = replace(QUICK, epochs=1, checkpoint=str(tmp_path))
+    launch(train, 1, args=(half,), backend="gloo", start_method="forkserver", limit_s=90, quiet=True)
+    capsys.readouterr()
+    go_on = replace(half, resume=True)  # nothing is left to train
+    launch(train, 2, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90)
+    said = [line for line in capsys.readouterr().out.splitlines() if "note" in line]
+    assert len(said) == 1 and said[0].startswith("rank 0 | note: saved by 1 ranks, resumed by 2"), said
 
 
 # --- The same program from a terminal --------------------------------------------------------------

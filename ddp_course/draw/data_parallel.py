@@ -98,6 +98,7 @@ def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str =
             range(1, len(losses) + 1), losses, "o-", color=rank_colour(place), linewidth=1.8, markersize=4, label=name
         )
     _axes_text(ax, unit, "training loss")
+    ax.legend(frameon=False, fontsize=SMALL, loc="center left", bbox_to_anchor=(1.0, 0.5))  # curves go everywhere
     return figure
 
 

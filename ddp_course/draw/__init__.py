@@ -9,6 +9,7 @@ from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
 from ddp_course.draw.replicas import conditions, drift
 from ddp_course.draw.sampling import dealt, halves, orders
+from ddp_course.draw.statistics import combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour, text_problems, texts_of
 from ddp_course.draw.timeline import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
@@ -19,6 +20,7 @@ __all__ = [
     "bucket_sweep",
     "collective",
     "collective_calls",
+    "combined_statistics",
     "conditions",
     "cost_curves",
     "data_parallel_step",
@@ -43,6 +45,7 @@ __all__ = [
     "shard_gradients",
     "shards",
     "size_text",
+    "statistics_noise",
     "subgroups",
     "sums_and_counts",
     "text_problems",

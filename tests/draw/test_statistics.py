@@ -1,0 +1,49 @@
+"""Do the pictures of lesson 08 show the numbers they were given, and stay readable?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_course import draw
+from ddp_course.draw.statistics import combined_statistics, statistics_noise
+
+ROWS = [[1.0, 2.0, 3.0], [10.125], []]
+LOCAL = [(2.0, 2.0, 3), (10.125, 0.0, 1), (0.0, 0.0, 0)]
+WHOLE = (4.03125, 12.876, 4)
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    many = [[-123.456] * 9] * 4
+    pictures = (
+        combined_statistics(ROWS, LOCAL, WHOLE),
+        combined_statistics(many, [(-123.456, 12345.678, 128)] * 4, (-123.456, 12345.678, 512)),
+        combined_statistics([[1.0]], [(1.0, 0.0, 1)], (1.0, 0.0, 1)),
+        statistics_noise([2, 4, 8], {"mean": [0.7, 0.5, 0.3], "variance": [1.4, 0.9, 0.5]}, "spread"),
+    )
+    for place, figure in enumerate(pictures):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{place}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_every_number_is_in_the_picture():
+    texts = draw.texts_of(combined_statistics(ROWS, LOCAL, WHOLE))
+    assert "rank 0\n1  2  3" in texts and "rank 2\nno rows" in texts
+    assert "mean 10.125\nsquares 0\ncount 1" in texts
+    assert "mean 4.031\nvariance 12.876\ncount 4" in texts
+
+
+def test_the_chart_draws_what_was_measured():
+    (ax,) = statistics_noise([2, 8], {"mean": [0.7, 0.3], "variance": [1.4, 0.5]}, "off by").axes
+    assert [list(line.get_ydata()) for line in ax.lines] == [[0.7, 0.3], [1.4, 0.5]]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["2", "8"] and ax.get_ylabel() == "off by"

@@ -67,7 +67,7 @@ def off_by(rank: int, world_size: int, sizes, shape, options) -> dict[str, float
         found[name] = max(found.get(name, 0.0), different)
 
     for step in range(2):
-        x, dy = the_batch(sum(sizes) + step * 0, shape)
+        x, dy = the_batch(sum(sizes), shape)
         x = x + step
         all_x, own_x = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
         all_y, own_y = whole(all_x), sync(own_x)

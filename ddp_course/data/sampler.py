@@ -99,7 +99,8 @@ class ShardSampler(Sampler[int]):
         return len(range(self.rank, left, self.world_size))
 
     def __iter__(self) -> Iterator[int]:
-        if self.consumed >= self.length:
+        left = self.length - self.consumed
+        if self.consumed and left < (self.world_size if self.drop_last else 1):
             warnings.warn(f"epoch {self.epoch} is used up; call set_epoch for the next one", stacklevel=2)
         if self.mode == "streaming":
             return islice(self._streamed(self.consumed), len(self))

@@ -26,7 +26,8 @@ class SyncBatchNorm(_BatchNorm):
     """BatchNorm over the rows of all ranks: `nn.BatchNorm1d`, 2d and 3d in one, with their arguments and state.
 
     The gradients of weight and bias are sums over this rank's rows, as those of every other layer: DDP averages them.
-    Ranks may have different numbers of rows, also none. Without a process group it is a BatchNorm.
+    Ranks may have different numbers of rows, also none. Without a process group it is a BatchNorm. Its backward cannot
+    be differentiated again.
 
     Args:
         num_features: C.
@@ -116,7 +117,8 @@ class _Normalise(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         mean_C, var_C, count = combine(all_statistics(local_statistics(x_NC), group))
-        if count < 2:
+        # Looking at the count waits for the device, so only a rank with at most one value does; all are such, if it is so.
+        if x_NC.numel() < 2 * x_NC.shape[1] and count < 2:
             raise ValueError(f"the batch of all ranks has {int(count)} value per channel: its variance needs two")
         inv_std_C = torch.rsqrt(var_C + eps)
         y_NC = (x_NC - _wide(mean_C, x_NC)) * _wide(inv_std_C, x_NC)

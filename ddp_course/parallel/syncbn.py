@@ -117,7 +117,7 @@ class _Normalise(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         mean_C, var_C, count = combine(all_statistics(local_statistics(x_NC), group))
-        # Looking at the count waits for the device, so only a rank with at most one value does; all are such, if it is so.
+        # Looking at the count waits for the device. Only a rank with at most one value does; if so, all are such.
         if x_NC.numel() < 2 * x_NC.shape[1] and count < 2:
             raise ValueError(f"the batch of all ranks has {int(count)} value per channel: its variance needs two")
         inv_std_C = torch.rsqrt(var_C + eps)

@@ -178,7 +178,7 @@ def build_model(config: Config, images: Images) -> nn.Module:
 def synchronised(model: nn.Module, world_size: int, device: torch.device) -> nn.Module:
     """Return the model with BatchNorm layers that use the statistics of the global batch.
 
-    On GPUs torch's own, which is the faster; it refuses CPUs, so there the course's. Both have the same state.
+    On GPUs torch's own, whose kernels are fused; it refuses CPUs, so there the course's. Both have the same state.
     """
     if world_size == 1:
         return model

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -38,6 +39,7 @@ def save_then_look(rank: int, world_size: int, folder: Path) -> list:
         for step in (5, 10, 15):
             path = checkpoints.save(state_at(step) if rank == 0 else None, step)
             seen.append((path.name, path.exists(), checkpoints.steps()))
+            dist.barrier()  # or rank 0 would be at the next step before rank 1 has looked
         found = checkpoints.load_latest()
     return [*seen, found.step, found.state["w"].unique().tolist(), found.passed_over]
 

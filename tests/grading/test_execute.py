@@ -47,7 +47,8 @@ def test_what_a_cell_breaks_is_mended_before_the_next():
         cell("test", "x + 50"),
     ]
     said = run(cells, answer_timeout=2, timeout=30)
-    assert said[1] == ["last words\n", KERNEL_DIED]
+    # The kernel hands its last words to a thread that sends them; os._exit may be quicker.
+    assert said[1] in (["last words\n", KERNEL_DIED], [KERNEL_DIED])
     assert said[2] == ["11"]
     assert said[3] == ["KeyboardInterrupt", TIMEOUT] and said[4] == ["3"]
     assert said[5] == [KERNEL_DIED] and said[6] == ["21"]

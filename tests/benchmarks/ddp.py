@@ -54,7 +54,7 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # n
     "wide": (lambda: MLP(1024, 2048, 10), (32, 1024), 4),
     "resnet18": (lambda: resnet18_small(10), (4, 3, 16, 16), 2),
 }
-BLOCKS, QUICK_BLOCKS, WARM_UP = 21, 3, 3
+BLOCKS, QUICK_BLOCKS, WARM_UP = 41, 3, 3
 LIMIT_S = 300.0  # for all blocks of one network
 
 

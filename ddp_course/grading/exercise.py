@@ -67,11 +67,12 @@ class Exercise:
 
     id: str  # "03.1"
     title: str
-    function: str  # the name of the function that the learner writes
+    function: str  # the name of the function, or class, that the learner writes
     minutes: int
     checks: tuple[Check, ...]
     judge: Judge
     hints: tuple[tuple[str, str], ...] = ()  # (pattern in a report, likely cause)
+    refused: tuple[str, ...] = ()  # what does the task already: "torch.nn.parallel.DistributedDataParallel"
 
     @property
     def points(self) -> int:

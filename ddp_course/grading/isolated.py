@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
 import cloudpickle
 import torch
+import torch.distributed as dist
 
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
-from ddp_course.grading.observe import course_helpers_refused, nobody_leaves_early
+from ddp_course.grading.observe import nobody_leaves_early, refused
 from ddp_course.launch import RankError, launch
 
 LIMIT_S = 10.0  # for one run of an answer
 TIMEOUT_S = 5.0  # for one collective of an answer
+START_S = 60.0  # for all ranks of an answer to be up
 MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 
 # Told by any exercise's check, after the exercise's own hints.
@@ -54,8 +58,8 @@ class Answer:
         self.printed: list[str] = []
         if not callable(function):
             given = f"{type(function).__name__} {str(function)[:60]}"
-            cause = f'give the function itself: check("{exercise.id}", {exercise.function})'
-            raise AnswerFailed(Fault(expected=f"the function {exercise.function}", found=given, cause=cause))
+            cause = f'give {exercise.function} itself: check("{exercise.id}", {exercise.function})'
+            raise AnswerFailed(Fault(expected=f"what you wrote as {exercise.function}", found=given, cause=cause))
         try:
             self.packed = cloudpickle.dumps(function)
         except Exception as error:  # whatever the function refers to says so in its own way
@@ -74,11 +78,15 @@ class Answer:
         """
         printed = StringIO()
         try:
-            with redirect_stdout(printed), warnings.catch_warnings(action="ignore"):
+            with (
+                redirect_stdout(printed),
+                warnings.catch_warnings(action="ignore"),
+                tempfile.TemporaryDirectory() as folder,
+            ):
                 return launch(
                     _call,
                     world_size,
-                    args=(driver, self.packed, args),
+                    args=(driver, self.packed, self.exercise.refused, f"{folder}/start", args),
                     init=init,
                     backend="gloo",
                     start_method="forkserver",
@@ -104,10 +112,18 @@ class Answer:
         return Fault(report=report, cause=cause)
 
 
-def _call(rank: int, world_size: int, driver: Callable, packed: bytes, args: tuple) -> Any:
+def _call(rank: int, world_size: int, driver: Callable, packed: bytes, names: tuple, start: str, args: tuple) -> Any:
     warnings.simplefilter("ignore")  # what matters is said by the check
-    with course_helpers_refused(), nobody_leaves_early():  # before unpacking, which looks the function's globals up
+    _start_together(rank, world_size, start)
+    with refused(names), nobody_leaves_early():  # before unpacking, which looks the function's globals up
         return driver(rank, world_size, cloudpickle.loads(packed), *args)
+
+
+def _start_together(rank: int, world_size: int, path: str) -> None:
+    """Wait until every rank is up, so that a late process is not taken for a fault of the answer."""
+    store = dist.FileStore(path, world_size)
+    store.set(str(rank), "up")
+    store.wait([str(other) for other in range(world_size)], timedelta(seconds=START_S))
 
 
 def plain(value: Any) -> Any:

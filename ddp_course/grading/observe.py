@@ -10,11 +10,14 @@ Read next: `lessons/process_groups/`, which judges by these notes.
 from __future__ import annotations
 
 import os
+import pkgutil
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from types import ModuleType
 from unittest import mock
 
 import torch
@@ -44,6 +47,7 @@ class Call:
     ranks: tuple[int, ...]  # of the group, as numbered in the default group
     timeout_s: float  # of the group
     n_bytes: int  # of the tensors given
+    in_backward: bool = False  # entered from a hook, while autograd was at work
 
 
 class Collectives(TorchDispatchMode):
@@ -59,7 +63,8 @@ class Collectives(TorchDispatchMode):
         if space in ("c10d", "_c10d_functional"):
             group = next((found for found in map(_as_group, args) if found is not None), None)
             if group is not None:
-                self.calls.append(Call(name.partition(".")[0].strip("_"), *_facts(group), _n_bytes(args)))
+                in_backward = torch._C._current_graph_task_id() != -1
+                self.calls.append(Call(name.partition(".")[0].strip("_"), *_facts(group), _n_bytes(args), in_backward))
                 self.on_call()
         return func(*args, **(kwargs or {}))
 
@@ -139,18 +144,34 @@ def launcher_variables_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def course_helpers_refused() -> Iterator[None]:
-    """Within the block, the course's ready-made helpers say that they are to be written."""
-    from ddp_course import groups
+def refused(names: tuple[str, ...]) -> Iterator[None]:
+    """Within the block, these functions and classes say that the exercise is to write what they do.
 
-    with mock.patch.multiple(groups, **{name: _refuser(name) for name in ("read_place", "join_group", "split_group")}):
+    Args:
+        names: such as "torch.nn.parallel.DistributedDataParallel". A function is refused under every name by which
+            its package knows it, a class when it is made.
+    """
+    with ExitStack() as stack:
+        for name in names:
+            found = pkgutil.resolve_name(name)
+            if isinstance(found, type):
+                stack.enter_context(mock.patch.object(found, "__init__", _refuser(name)))
+                continue
+            for module, known_as in _places_of(found):
+                stack.enter_context(mock.patch.object(module, known_as, _refuser(name)))
         yield
 
 
-def _refuser(name: str):
+def _places_of(function: Callable) -> list[tuple[ModuleType, str]]:
+    package = function.__module__.partition(".")[0]
+    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == package and isinstance(m, ModuleType)]
+    return [(m, known_as) for m in modules for known_as, value in list(vars(m).items()) if value is function]
+
+
+def _refuser(name: str) -> Callable:
     def refuse(*args, **kwargs):
-        cause = "this exercise is to write what that function does"
-        raise FaultFound(Fault("torch.distributed alone", f"a call of ddp_course.groups.{name}", cause=cause))
+        cause = "this exercise is to write what it does"
+        raise FaultFound(Fault("an answer written by hand", f"a call of {name}", cause=cause))
 
     return refuse
 

@@ -1,30 +1,9 @@
 """The answer bank of lesson 03: right answers written differently, and wrong ones that people really give.
 
-Each wrong answer names the checks that it must fail (and no others may fail), and words of the hint it must get.
-An answer is text, as it would stand in a cell; `test_bank_03.py` runs it.
+Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from dataclasses import dataclass
-
-ALL = "all"  # every check of the exercise
-
-
-@dataclass(frozen=True)
-class Wrong:
-    exercise: str
-    mistake: str
-    source: str
-    fails: tuple[str, ...] | str  # keys of checks
-    hint: str  # in what the check prints
-    limit_s: float = 10.0
-
-
-@dataclass(frozen=True)
-class Right:
-    exercise: str
-    way: str
-    source: str
-
+from tests.grading.bank import ALL, Right, Wrong
 
 IMPORTS = """
 import os
@@ -339,7 +318,7 @@ WRONG = [
         "calls the course's own",
         PLACE_FROM_COURSE,
         ALL,
-        "this exercise is to write what that function does",
+        "this exercise is to write what it does",
     ),
     Wrong(
         "03.1", "returns nothing", PLACE.replace("return rank", "rank"), ("one", "many", "device"), "return four values"

@@ -5,8 +5,8 @@ import pytest
 from ddp_course.grading import check
 from ddp_course.grading.registry import find_exercise
 from ddp_course.launch import launch
+from tests.grading.bank import written
 from tests.grading.bank_03 import JOIN, PLACE
-from tests.grading.test_bank_03 import written
 
 
 def test_an_unknown_exercise_is_refused_with_those_there_are():

@@ -136,6 +136,7 @@ JOIN = Exercise(
         Check("end", "the group is ended", 1),
     ),
     join_judge,
+    refused=("ddp_course.groups.join_group",),
     hints=(
         (
             r"rank parameter missing|world size parameter missing",

@@ -127,6 +127,7 @@ NODE_SUM = Exercise(
         Check("groups", "every rank makes every group", 1),
     ),
     partial(node_judge, fault_of=sum_fault),
+    refused=("ddp_course.groups.split_group",),
 )
 
 FROM_LEADER = Exercise(
@@ -140,6 +141,7 @@ FROM_LEADER = Exercise(
         Check("inside", "the value travels inside the node's group", 1),
     ),
     partial(node_judge, fault_of=leader_fault),
+    refused=("ddp_course.groups.split_group",),
     hints=(
         (
             r"Global rank \d+ is not part of group|not part of",

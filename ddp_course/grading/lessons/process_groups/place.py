@@ -159,4 +159,5 @@ PLACE = Exercise(
         Check("bad", "a bad value is refused", 1),
     ),
     place_judge,
+    refused=("ddp_course.groups.read_place",),
 )

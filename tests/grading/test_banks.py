@@ -1,0 +1,38 @@
+"""Every answer of every bank gets what it deserves: full marks, or less and the right hint."""
+
+import pytest
+
+from ddp_course.grading import check
+from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
+from tests.grading.bank import ALL, BANKS, Right, Wrong, answers, written
+
+OTHER_SEED = 1  # that of the notebook's test cells
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("answer", answers("RIGHT"), ids=lambda a: f"{a.exercise} {a.way}")
+def test_a_right_answer_gets_full_marks_however_it_is_written(answer: Right, capsys):
+    for seed in (0, OTHER_SEED):
+        points = check(answer.exercise, written(answer.exercise, answer.source), seed=seed)
+        assert points == find_exercise(answer.exercise).points, capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("answer", answers("WRONG"), ids=lambda a: f"{a.exercise} {a.mistake}")
+def test_a_wrong_answer_loses_its_points_and_is_told_why(answer: Wrong, capsys):
+    exercise = find_exercise(answer.exercise)
+    points = check(answer.exercise, written(answer.exercise, answer.source), limit_s=answer.limit_s)
+    said = capsys.readouterr().out
+    fails = [c.key for c in exercise.checks] if answer.fails == ALL else list(answer.fails)
+    assert [c.key for c in exercise.checks if f"✗ {c.name} " in said] == fails, said
+    assert points == sum(c.points for c in exercise.checks if c.key not in fails)
+    assert answer.hint in said, said
+    assert "Traceback" not in said and "ddp_course/grading" not in said, said
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_exercise_has_at_least_five_wrong_answers_and_two_right_ones(lesson):
+    assert lesson in BANKS
+    for exercise in exercises_of(lesson):
+        assert len([a for a in answers("WRONG") if a.exercise == exercise.id]) >= 5, exercise.id
+        assert len([a for a in answers("RIGHT") if a.exercise == exercise.id]) >= 2, exercise.id

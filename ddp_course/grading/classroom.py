@@ -85,19 +85,19 @@ class Classroom:
 
     def found(self) -> list[tuple[str, str]]:
         """Return (student, lesson) for every submission."""
-        lessons = {folder: lesson for lesson, (folder, _) in LESSONS.items()}
+        lessons = {folder: lesson for lesson, folder in LESSONS.items()}
         folders = sorted(path for path in self.submissions.glob("*/*") if path.is_dir() and path.name in lessons)
         return [(path.parent.name, lessons[path.name]) for path in folders]
 
     def prepare(self, lesson: str) -> None:
         """Record the lesson's cells in the gradebook, so that they can be put back into submissions."""
-        result = self.api.generate_assignment(LESSONS[lesson][0], force=True)
+        result = self.api.generate_assignment(LESSONS[lesson], force=True)
         if not result["success"]:
             raise RuntimeError(f"lesson {lesson} cannot be prepared for grading: {_reason(result)}")
 
     def grade(self, student: str, lesson: str) -> Graded:
         """Grade one submission and write its feedback."""
-        folder, graded = LESSONS[lesson][0], Graded(student, lesson)
+        folder, graded = LESSONS[lesson], Graded(student, lesson)
         graded.reason = unreadable(self.submissions / student / folder / f"{folder}.ipynb")
         if not graded.reason:
             result = self.api.autograde(folder, student)

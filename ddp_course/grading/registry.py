@@ -6,9 +6,19 @@ from importlib import import_module
 
 from ddp_course.grading.exercise import Exercise
 
-# Lesson -> (folder of its notebook in exercises/ and solutions/, file in lessons/).
+# Lesson -> the folder of its notebook in exercises/ and solutions/. In lessons/ it is called the same, without number.
 LESSONS = {
-    "03": ("03_process_groups", "process_groups"),
+    "00": "00_start_here",
+    "01": "01_why_data_parallel",
+    "02": "02_data_parallel",
+    "03": "03_process_groups",
+    "04": "04_collectives",
+    "05": "05_samplers",
+    "06": "06_ddp_from_scratch",
+    "07": "07_gradient_bucketing",
+    "08": "08_sync_batchnorm",
+    "09": "09_logging",
+    "10": "10_checkpointing",
 }
 
 
@@ -20,7 +30,7 @@ def exercises_of(lesson: str) -> tuple[Exercise, ...]:
     """
     if lesson not in LESSONS:
         raise ValueError(f"lesson {lesson!r} has no exercises; there are exercises for {', '.join(LESSONS)}")
-    return import_module(f"ddp_course.grading.lessons.{LESSONS[lesson][1]}").EXERCISES
+    return import_module(f"ddp_course.grading.lessons.{LESSONS[lesson][3:]}").EXERCISES
 
 
 def find_exercise(exercise_id: str) -> Exercise:

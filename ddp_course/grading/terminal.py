@@ -33,7 +33,7 @@ def chosen_exercises(what: str) -> tuple[Exercise, ...]:
 
 def notebook_of(what: str, root: Path) -> Path:
     """Return where a learner finds the exercises of a lesson."""
-    folder = LESSONS[what.partition(".")[0]][0]
+    folder = LESSONS[what.partition(".")[0]]
     return root / "exercises" / folder / f"{folder}.ipynb"
 
 

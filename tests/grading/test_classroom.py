@@ -12,9 +12,11 @@ import pytest
 
 from ddp_course.grading.classroom import Classroom, unreadable
 from ddp_course.grading.cli import print_grades
+from ddp_course.grading.registry import LESSONS
 from tests.grading.bank_03 import IMPORTS, WRONG
-from tests.grading.submissions import FOLDER, RELEASED, ROOT, cell_of, filled, solutions, submit
+from tests.grading.submissions import ROOT, cell_of, filled, released, solutions, submit
 
+FOLDER = LESSONS["03"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LIMITS = {"SturdyExecute": {"answer_timeout": 5, "total_timeout": 120}}
@@ -23,7 +25,7 @@ WRONG_DEVICE = next(answer.source for answer in WRONG if answer.mistake == "devi
 
 def tampered() -> nbformat.NotebookNode:
     """A submission that helps itself: every test cell changed or gone; one answer is nearly right."""
-    notebook = filled({"03.1": IMPORTS + WRONG_DEVICE})
+    notebook = filled("03", {"03.1": IMPORTS + WRONG_DEVICE})
     cell_of(notebook, "ex-03-1-test").source = "5"
     cell_of(notebook, "ex-03-2-test").source = "check = lambda *args: 5\n5"
     cell_of(notebook, "ex-03-2-test").metadata.nbgrader.points = 500
@@ -33,10 +35,11 @@ def tampered() -> nbformat.NotebookNode:
 
 def broken() -> nbformat.NotebookNode:
     """Two cells that lose their kernel, one answer that hangs when it is called, and one that is right."""
-    answers = solutions()
+    answers = solutions("03")
     hanging = "def node_sum(*args):\n    while True:\n        pass"
     return filled(
-        {"03.1": "import os\nos._exit(1)", "03.2": "while True:\n    pass", "03.3": hanging, "03.4": answers["03.4"]}
+        "03",
+        {"03.1": "import os\nos._exit(1)", "03.2": "while True:\n    pass", "03.3": hanging, "03.4": answers["03.4"]},
     )
 
 
@@ -44,8 +47,8 @@ def broken() -> nbformat.NotebookNode:
 def graded(tmp_path_factory):
     """The whole class, graded once: the submissions' results by student, the folder, and what was printed."""
     base = tmp_path_factory.mktemp("class")
-    submit(base / "in", "ada", filled(solutions()))
-    submit(base / "in", "ben", filled({}))
+    submit(base / "in", "ada", filled("03", solutions("03")))
+    submit(base / "in", "ben", filled("03", {}))
     submit(base / "in", "cleo", broken())
     submit(base / "in", "dan", tampered())
     submit(base / "in", "eve", "Dear teacher, my dog ate it.")
@@ -125,8 +128,8 @@ def test_feedback_shows_each_named_check(graded):
 
 
 def test_our_release_is_the_one_nbgrader_makes(graded):
-    assert graded[3] == RELEASED.read_text(encoding="utf-8")
+    assert graded[3] == released("03").read_text(encoding="utf-8")
 
 
 def test_unreadable_says_nothing_about_a_good_notebook():
-    assert unreadable(RELEASED) == ""
+    assert unreadable(released("03")) == ""

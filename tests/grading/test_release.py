@@ -9,9 +9,12 @@ import pytest
 
 from ddp_course.grading import places
 from ddp_course.grading.classroom import test_cell as name_of_test_cell
-from ddp_course.grading.registry import exercises_of
-from ddp_course.grading.release import main, released
-from tests.grading.submissions import FOLDER, RELEASED, ROOT, SOLUTION, cell_of
+from ddp_course.grading.registry import LESSONS, exercises_of
+from ddp_course.grading.release import main
+from ddp_course.grading.release import released as generated
+from tests.grading.submissions import ROOT, cell_of, released, solutions, source_of
+
+FOLDER, RELEASED = LESSONS["03"], released("03")
 
 
 @pytest.fixture
@@ -23,7 +26,8 @@ def course(tmp_path):
 
 def test_the_committed_exercises_are_what_the_solutions_generate():
     assert main(["--check", "--root", str(ROOT)]) == 0
-    assert released(SOLUTION) == released(SOLUTION) == RELEASED.read_text(encoding="utf-8")
+    assert generated(source_of("03")) == generated(source_of("03")) == RELEASED.read_text(encoding="utf-8")
+    assert {path.parent.name for path in ROOT.glob("exercises/*/*.ipynb")} == set(LESSONS.values())
 
 
 def test_a_stale_exercise_is_named_and_made_anew(course, capsys):
@@ -53,17 +57,23 @@ def test_answers_are_kept_unless_forced(course, capsys):
     assert path.read_text() == RELEASED.read_text()
 
 
-def test_the_release_has_neither_solutions_nor_hidden_tests():
-    text = RELEASED.read_text(encoding="utf-8")
-    for secret in ("BEGIN SOLUTION", "HIDDEN", "whole_number(environ", "seed=1", "all_reduce(total"):
-        assert secret in SOLUTION.read_text(encoding="utf-8")
-        assert secret not in text
-    assert text.count("raise NotImplementedError()") == 4 + 1  # and once in the words at the top
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_release_has_neither_solutions_nor_hidden_tests(lesson):
+    text, source = released(lesson).read_text(encoding="utf-8"), source_of(lesson).read_text(encoding="utf-8")
+    for secret in ("BEGIN SOLUTION", "HIDDEN", "seed=1"):
+        assert secret in source and secret not in text
+    for exercise, answer in solutions(lesson).items():
+        inside = [part.partition("### END SOLUTION")[0] for part in answer.split("### BEGIN SOLUTION")[1:]]
+        assert inside, exercise
+        longest = max((line.strip() for part in inside for line in part.splitlines()), key=len)
+        assert longest.replace('"', '\\"') in source and longest.replace('"', '\\"') not in text, exercise
 
 
-def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks():
-    notebook = nbformat.read(RELEASED, as_version=4)
-    for exercise in exercises_of("03"):
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks(lesson):
+    notebook = nbformat.read(released(lesson), as_version=4)
+    assert len(exercises_of(lesson)) >= 2 and exercises_of(lesson)[-1].title.endswith("(stretch)")
+    for exercise in exercises_of(lesson):
         key = f"ex-{exercise.id.replace('.', '-')}"
         assert cell_of(notebook, name_of_test_cell(exercise.id)).metadata.nbgrader.points == exercise.points
         words = cell_of(notebook, f"{key}-text").source
@@ -71,11 +81,13 @@ def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks():
         assert f"**{exercise.minutes} minutes, {exercise.points} points.**" in words
         assert words.count("**Aim:**") == words.count("**Hint:**") == 1
         assert cell_of(notebook, f"{key}-check").source == f'check("{exercise.id}", {exercise.function})'
-        assert (
-            f"| {exercise.id} {exercise.title} | {exercise.minutes} | {exercise.points} |" in notebook.cells[0].source
-        )
+        row = f"| {exercise.id} {exercise.title} | {exercise.minutes} | {exercise.points} |"
+        assert row in notebook.cells[0].source
         answer = cell_of(notebook, f"{key}-answer").source
-        assert f"def {exercise.function}(" in answer and answer.rstrip().endswith("raise NotImplementedError()")
+        assert f"def {exercise.function}(" in answer or f"class {exercise.function}" in answer
+        assert "raise NotImplementedError()" in answer
+    lesson_text = next(ROOT.glob(f"notebooks/{lesson}_*.ipynb")).read_text(encoding="utf-8")
+    assert f"../exercises/{LESSONS[lesson]}/{LESSONS[lesson]}.ipynb" in lesson_text
 
 
 def test_without_nbgrader_one_sentence_says_how_to_get_it(monkeypatch, capsys):

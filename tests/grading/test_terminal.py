@@ -8,7 +8,7 @@ import pytest
 from ddp_course.grading.cli import add_check_arguments, run_check
 from ddp_course.grading.registry import exercises_of
 from ddp_course.grading.terminal import check_notebook
-from tests.grading.submissions import SOLUTION, cell_of, filled, solutions
+from tests.grading.submissions import cell_of, filled, solutions, source_of
 
 
 def checked(*arguments: object) -> int:
@@ -19,7 +19,7 @@ def checked(*arguments: object) -> int:
 
 @pytest.mark.timeout(200)
 def test_the_solution_scores_full_marks_with_an_exit_code_of_zero(capsys):
-    assert checked("03", "--notebook", SOLUTION, "--seed", "2") == 0
+    assert checked("03", "--notebook", source_of("03"), "--seed", "2") == 0
     out, err = capsys.readouterr()
     assert "03_process_groups.ipynb: 18 of 18 points" in out and out.count("✓") == 16 and "✗" not in out
     assert err == ""
@@ -28,14 +28,15 @@ def test_the_solution_scores_full_marks_with_an_exit_code_of_zero(capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_each_broken_answer_costs_only_itself(tmp_path):
-    answers = solutions()
+    answers = solutions("03")
     broken = filled(
+        "03",
         {
             "03.1": "import os\nos._exit(1)",
             "03.2": "while True:\n    pass",
             "03.3": "def node_sum(rank, world_size, ranks_per_node, value):\n    while True:\n        pass",
             "03.4": answers["03.4"],
-        }
+        },
     )
     cell_of(broken, "ex-03-1-check").source = "def check(*args):\n    return 5"  # what a notebook's own check says
     cell_of(broken, "ex-03-1-test").source = "5"  # and its test, does not matter

@@ -39,6 +39,14 @@ def run_check(argv: list[str]) -> int:
     return cli.run_check(parser.parse_args(argv))
 
 
+def run_progress(argv: list[str]) -> int:
+    from ddp_course.grading import cli
+
+    parser = argparse.ArgumentParser(prog="ddp-course progress", description=COMMANDS["progress"][1])
+    cli.add_progress_arguments(parser)
+    return cli.run_progress(parser.parse_args(argv))
+
+
 def run_grade(argv: list[str]) -> int:
     from ddp_course.grading import cli
 
@@ -77,6 +85,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "lab": (run_lab, "Open JupyterLab on the first lesson."),
     "train": (run_train, "Train a network on several ranks."),
     "check": (run_check, "Check your answers to the exercises of a lesson."),
+    "progress": (run_progress, "Show the exercises of each lesson, and your points so far."),
     "grade": (run_grade, "Grade the submissions of a class."),
 }
 

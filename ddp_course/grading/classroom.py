@@ -1,23 +1,23 @@
-"""How is a class graded? `ddp-course grade submissions` (`make grade SUBMISSIONS=submissions`)
+"""How is one submission graded? nbgrader does it; here it is set up, and given something that it can grade.
 
-`submissions/<student>/<lesson>/<lesson>.ipynb` goes through nbgrader, one submission after the other: test cells are
-put back as released, the notebook is run, the points go into gradebook.db, and feedback is written as HTML. A
-submission that cannot be graded is named with the reason, and the rest goes on.
+`submissions/<student>/<lesson>/<lesson>.ipynb` is copied, and the copy goes through nbgrader: test cells are put back
+as released, the notebook is run, the points go into gradebook.db, and feedback is written as HTML. In the place of a
+file that cannot be graded an untouched notebook is graded, with the reason at its top. So every submission has its row
+in the gradebook, and every student a page that says why.
 
 A submission is a program, and runs with your rights. Grade strangers' work under a user, or on a machine, that has
 nothing to lose.
 
-Left out so far: several at a time, going on after an interruption, CSV. Needs nbgrader.
-Read next: `autograder.py`; nbgrader's `apps/api.py`.
+Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `autograder.py`; nbgrader's `apps/api.py`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import tempfile
+import shutil
+import stat
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from typing import Any
 from ddp_course.grading.execute import KERNEL_DIED, NOT_RUN, TIMEOUT, cell_role
 from ddp_course.grading.places import need_nbgrader
 from ddp_course.grading.registry import LESSONS, exercises_of
+
+MOST_BYTES = 50 * 2**20  # of one file of a submission
 
 
 @dataclass
@@ -36,7 +38,6 @@ class Graded:
     points: dict[str, float] = field(default_factory=dict)  # by exercise
     reason: str = ""  # why there are no points
     notes: list[str] = field(default_factory=list)  # cells that ended or blocked the kernel
-    feedback: Path | None = None
 
 
 class Classroom:
@@ -44,14 +45,17 @@ class Classroom:
 
     Args:
         root: the course's folder, with solutions/ and nbgrader_config.py.
-        submissions: a folder with one folder for each student.
+        submissions: a folder with one folder for each student; nothing in it is changed.
         into: where gradebook.db, autograded/ and feedback/ are written.
+        scratch: a folder for copies, shared by all who grade this class, and removed by whoever made it.
         settings: further nbgrader settings, such as `{"SturdyExecute": {"timeout": 30}}`.
     Raises:
         RuntimeError: nbgrader is not installed.
     """
 
-    def __init__(self, root: Path, submissions: Path, into: Path, settings: dict[str, Any] | None = None):
+    def __init__(
+        self, root: Path, submissions: Path, into: Path, scratch: Path, settings: dict[str, Any] | None = None
+    ):
         need_nbgrader()
         from nbgrader.apps import NbGraderAPI
         from nbgrader.coursedir import CourseDirectory
@@ -60,72 +64,111 @@ class Classroom:
         warnings.filterwarnings("ignore", module="nbgrader")  # about SQLAlchemy, for nbgrader's authors
         self.root, self.submissions, self.into = root.resolve(), submissions.resolve(), into.resolve()
         self.into.mkdir(parents=True, exist_ok=True)
-        self._release = tempfile.TemporaryDirectory(prefix="ddp_course_release_")  # exercises/ is left alone
+        self.release, self.staged = scratch / "release", scratch / "submitted"  # exercises/ is left alone
         config = PyFileConfigLoader("nbgrader_config.py", path=str(self.root)).load_config()
         config.CourseDirectory.root = str(self.into)
         config.CourseDirectory.source_directory = str(self.root / "solutions")
-        config.CourseDirectory.release_directory = self._release.name
-        config.CourseDirectory.submitted_directory = str(self.submissions)
+        config.CourseDirectory.release_directory = str(self.release)
+        config.CourseDirectory.submitted_directory = str(self.staged)
+        # Several write at a time, each for a moment; SQLite makes the others wait up to a minute.
+        config.CourseDirectory.db_url = f"sqlite:///{self.into / 'gradebook.db'}?timeout=60"
         config.merge(Config(settings or {}))
         self.coursedir = CourseDirectory(config=config)
         self.api = NbGraderAPI(self.coursedir, config=config, log_level=logging.WARNING)
 
-    def grade_all(self) -> Iterator[Graded]:
-        """Grade every submission for which there is a lesson with exercises, student by student.
-
-        Raises:
-            RuntimeError: the lesson itself cannot be prepared.
-        """
-        prepared = set()
-        for student, lesson in self.found():
-            if lesson not in prepared:
-                self.prepare(lesson)
-                prepared.add(lesson)
-            yield self.grade(student, lesson)
-
     def found(self) -> list[tuple[str, str]]:
         """Return (student, lesson) for every submission."""
         lessons = {folder: lesson for lesson, folder in LESSONS.items()}
-        folders = sorted(path for path in self.submissions.glob("*/*") if path.is_dir() and path.name in lessons)
+        folders = sorted(path for path in self.submissions.glob("[!.]*/*") if path.is_dir() and path.name in lessons)
         return [(path.parent.name, lessons[path.name]) for path in folders]
 
     def prepare(self, lesson: str) -> None:
-        """Record the lesson's cells in the gradebook, so that they can be put back into submissions."""
+        """Record the lesson's cells in the gradebook, so that they can be put back into submissions.
+
+        Raises:
+            RuntimeError: the lesson's solutions cannot be released.
+        """
         result = self.api.generate_assignment(LESSONS[lesson], force=True)
         if not result["success"]:
             raise RuntimeError(f"lesson {lesson} cannot be prepared for grading: {_reason(result)}")
 
-    def grade(self, student: str, lesson: str) -> Graded:
-        """Grade one submission and write its feedback."""
+    def grade(self, student: str, lesson: str, reason: str = "") -> Graded:
+        """Grade one submission and write its feedback.
+
+        Args:
+            reason: why this submission cannot be graded, if that is known already.
+        """
         folder, graded = LESSONS[lesson], Graded(student, lesson)
-        graded.reason = unreadable(self.submissions / student / folder / f"{folder}.ipynb")
+        graded.reason = reason or unreadable(self.submissions / student / folder / f"{folder}.ipynb")
         if not graded.reason:
-            result = self.api.autograde(folder, student)
-            graded.reason = "" if result["success"] else f"could not be graded: {_reason(result)}"
+            self._stage(student, folder)
+            graded.reason = self._autograded(student, folder)
         if graded.reason:
-            return graded
-        graded.points = self._points(student, folder, lesson)
-        graded.notes = lost_cells(self.into / "autograded" / student / folder / f"{folder}.ipynb")
-        result = self.api.generate_feedback(folder, student)
-        if result["success"]:
-            graded.feedback = self.into / "feedback" / student / folder / f"{folder}.html"
+            self._stage_reason(student, folder, graded.reason)
+            if trouble := self._autograded(student, folder):
+                graded.notes.append(f"no row in the gradebook: {trouble}")
+                return graded
+            self._comment(student, folder, graded.reason)
         else:
+            graded.points = self._points(student, folder, lesson)
+            graded.notes = lost_cells(self.into / "autograded" / student / folder / f"{folder}.ipynb")
+        result = self.api.generate_feedback(folder, student)
+        if not result["success"]:
             graded.notes.append(f"no feedback: {_reason(result)}")
         return graded
 
-    def _points(self, student: str, folder: str, lesson: str) -> dict[str, float]:
-        from nbgrader.api import Gradebook
+    def feedback(self, student: str, lesson: str) -> Path:
+        """Return where the page for a student is."""
+        return self.into / "feedback" / student / LESSONS[lesson] / f"{LESSONS[lesson]}.html"
 
-        with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as gradebook:
+    def _autograded(self, student: str, folder: str) -> str:
+        result = self.api.autograde(folder, student)
+        return "" if result["success"] else f"could not be graded: {_reason(result)}"
+
+    def _stage(self, student: str, folder: str) -> None:
+        """Copy the submission's plain files; links, pipes and very large files stay behind."""
+        target = self.staged / student / folder
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(self.submissions / student / folder, target, ignore=_strangers)
+
+    def _stage_reason(self, student: str, folder: str, reason: str) -> None:
+        """Put an untouched notebook in the submission's place, with the reason at its top."""
+        import nbformat
+
+        notebook = nbformat.read(self.release / folder / f"{folder}.ipynb", as_version=4)
+        notebook.cells.insert(0, nbformat.v4.new_markdown_cell(f"**This submission was not graded:** {reason}"))
+        target = self.staged / student / folder
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        nbformat.write(notebook, target / f"{folder}.ipynb")
+
+    def _comment(self, student: str, folder: str, reason: str) -> None:
+        """Note the reason in the gradebook, at every answer."""
+        with self._gradebook() as gradebook:
+            for comment in gradebook.find_submission_notebook(folder, folder, student).comments:
+                comment.auto_comment = f"not graded: {reason}"
+            gradebook.db.commit()
+
+    def _points(self, student: str, folder: str, lesson: str) -> dict[str, float]:
+        with self._gradebook() as gradebook:
             grades = gradebook.find_submission_notebook(folder, folder, student).grades
             earned = {grade.name: grade.score for grade in grades}
         return {exercise.id: earned.get(test_cell(exercise.id), 0.0) for exercise in exercises_of(lesson)}
 
-    def __enter__(self) -> Classroom:
-        return self
+    def _gradebook(self):
+        from nbgrader.api import Gradebook
 
-    def __exit__(self, *_: object) -> None:
-        self._release.cleanup()
+        return Gradebook(self.coursedir.db_url, self.coursedir.course_id)
+
+
+def _strangers(folder: str, names: list[str]) -> set[str]:
+    """Which files of a submission are not copied."""
+    found = {name: (Path(folder) / name).lstat() for name in names}
+    return {
+        name
+        for name, facts in found.items()
+        if not (stat.S_ISDIR(facts.st_mode) or stat.S_ISREG(facts.st_mode)) or facts.st_size > MOST_BYTES
+    }
 
 
 def test_cell(exercise_id: str) -> str:
@@ -137,8 +180,10 @@ def unreadable(path: Path) -> str:
     """Return why a file cannot be graded at all, or nothing."""
     import nbformat
 
-    if not path.is_file():
+    if not path.is_file() or path.is_symlink():
         return f"no {path.name} in {path.parent.name}/"
+    if path.stat().st_size > MOST_BYTES:
+        return f"the file has {path.stat().st_size / 2**20:.0f} MiB, which no answer needs"
     try:
         notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
         nbformat.validate(notebook)

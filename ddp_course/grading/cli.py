@@ -1,14 +1,18 @@
-"""The commands `ddp-course check` and `ddp-course grade`: their arguments, what they print, their exit codes."""
+"""The commands `ddp-course check`, `progress` and `grade`: their arguments, what they print, their exit codes."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 
+from ddp_course.grading import progress
 from ddp_course.grading.places import course_root, need_nbgrader
 from ddp_course.grading.registry import exercises_of
+
+LINUX = sys.platform == "linux"
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,49 +51,80 @@ def add_grade_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("submissions", type=Path, help="a folder with <student>/<lesson>/<lesson>.ipynb")
     parser.add_argument("--into", type=Path, default=None, help="where gradebook.db, autograded/ and feedback/ go "
                         "(default: the course's folder, where formgrader looks for them)")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)) if LINUX else os.cpu_count(),
+                        help="submissions at a time (default: one for each core, %(default)s)")  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="grade also what was graded before and has not changed")
 
 
 def run_grade(args: argparse.Namespace) -> int:
     """Grade a class; return 0 when every submission was looked at, 2 when there is nothing to grade."""
     try:
         need_nbgrader()
-        from ddp_course.grading.classroom import Classroom
+        from ddp_course.grading.whole_class import WholeClass
 
         root = course_root()
         if not args.submissions.is_dir():
             raise RuntimeError(f"{args.submissions} is not a folder; it holds <student>/<lesson>/<lesson>.ipynb")
-        with Classroom(root, args.submissions, args.into or root) as classroom:
-            if not classroom.found():
+        if args.workers < 1:
+            raise RuntimeError(f"--workers {args.workers} cannot grade anything; give at least 1")
+        with WholeClass(root, args.submissions, args.into or root, args.workers, args.again) as whole_class:
+            if not whole_class.digests:
                 raise RuntimeError(f"no submissions in {args.submissions}; expected <student>/<lesson>/<lesson>.ipynb")
-            print_grades(classroom)
+            print_grades(whole_class)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the submissions shown above are in the gradebook", file=sys.stderr)
+        print("interrupted; what is shown above is kept, and the same command goes on from there", file=sys.stderr)
         return 130
     return 0
 
 
-def print_grades(classroom) -> None:
-    """Grade all and print a line for each submission as soon as it is done."""
-    width = max(9, *(len(student) for student, _ in classroom.found()))
-    lesson, started = None, time.monotonic()
-    for graded in classroom.grade_all():
-        exercises = exercises_of(graded.lesson)
-        if graded.lesson != lesson:
-            lesson = graded.lesson
-            print(f"{'lesson ' + lesson:{width}}", *(f"{e.id:>6}" for e in exercises), "  total", flush=True)
-        print(f"{graded.student:{width}}", _row(graded, exercises), flush=True)
-        for note in graded.notes:
-            print(f"{'':{width}}   {note}", flush=True)
+def print_grades(whole_class) -> None:
+    """Grade all, and print a line for each submission as soon as it is done."""
+    from tqdm import tqdm
+
+    width = max(9, *(len(student) for student, _ in whole_class.digests))
+    before, started = len(whole_class.done), time.monotonic()
+    with tqdm(total=len(whole_class.digests), initial=before, unit="submission", disable=None) as bar:
+        if before:
+            bar.write(f"{before} of {len(whole_class.digests)} were graded before and have not changed")
+        try:
+            for graded in whole_class.grade():
+                bar.write(f"{graded.student:{width}} {_row(graded, exercises_of(graded.lesson))}")
+                for note in graded.notes:
+                    bar.write(f"{'':{width}}   {note}")
+                bar.update()
+        finally:
+            table = whole_class.write_table()
     print(f"graded in {time.monotonic() - started:.0f} s")
-    print(f"points: {classroom.into / 'gradebook.db'}")
-    print(f"feedback: {classroom.into / 'feedback'}")
+    print(f"points: {table}, and for formgrader {whole_class.into / 'gradebook.db'}")
+    print(f"feedback: {whole_class.into / 'feedback'}")
 
 
 def _row(graded, exercises) -> str:
     if graded.reason:
-        return f"not graded: {graded.reason}"
-    cells = [f"{graded.points[e.id]:>4g}/{e.points}" for e in exercises]
-    return " ".join([*cells, f"{sum(graded.points.values()):>4g}/{sum(e.points for e in exercises)}"])
+        return f"{graded.lesson}  not graded: {graded.reason}"
+    cells = [f"{exercise.id} {graded.points[exercise.id]:g}/{exercise.points}" for exercise in exercises]
+    total = f"{sum(graded.points.values()):g}/{sum(exercise.points for exercise in exercises)}"
+    return "  ".join([graded.lesson, *cells, f"total {total}"])
+
+
+def add_progress_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ddp-course progress`."""
+    parser.add_argument("--forget", action="store_true", help="delete the notes of all your checks")
+
+
+def run_progress(args: argparse.Namespace) -> int:
+    """Show how far the learner is; return 0, or 2 when no notes are kept."""
+    try:
+        path = progress.progress_file()
+        if path is None:
+            raise RuntimeError(f"{progress.VARIABLE} is set and empty, so no notes are kept")
+        if args.forget:
+            path.unlink(missing_ok=True)
+        print(progress.shown(path))
+    except (OSError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0

@@ -1,18 +1,22 @@
 """A class is graded through nbgrader: gradebook, feedback, and bad submissions that stop nothing.
 
-Everything is in one run: starting nbgrader and a kernel for each submission is what costs.
+Everything is in one run, two at a time: starting a kernel for each submission is what costs.
 """
 
 import contextlib
+import csv
 import io
+import json
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from ddp_course.grading.classroom import Classroom, unreadable
 from ddp_course.grading.cli import print_grades
 from ddp_course.grading.registry import LESSONS
+from ddp_course.grading.whole_class import WholeClass
 from tests.grading.bank_03 import IMPORTS, WRONG
 from tests.grading.submissions import ROOT, cell_of, filled, released, solutions, submit
 
@@ -20,6 +24,11 @@ FOLDER = LESSONS["03"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LIMITS = {"SturdyExecute": {"answer_timeout": 5, "total_timeout": 120}}
+LEAVES_A_PROCESS = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)", "left_by_hal"], start_new_session=True)
+"""
+KILLS_ITS_GRADER = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
 WRONG_DEVICE = next(answer.source for answer in WRONG if answer.mistake == "device by global rank")
 
 
@@ -54,17 +63,14 @@ def graded(tmp_path_factory):
     submit(base / "in", "eve", "Dear teacher, my dog ate it.")
     (base / "in" / "fred" / FOLDER).mkdir(parents=True)
     submit(base / "in", "gus", '{"cells": 3, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
-    results, printed = {}, io.StringIO()
-    with Classroom(ROOT, base / "in", base / "out", LIMITS) as classroom, contextlib.redirect_stdout(printed):
-        grade = classroom.grade
-
-        def noted(student: str, lesson: str):
-            results[student] = grade(student, lesson)
-            return results[student]
-
-        classroom.grade = noted
-        print_grades(classroom)
-        release = release_of(classroom)
+    submit(base / "in", "hal", filled("03", {"03.1": LEAVES_A_PROCESS, "03.4": solutions("03")["03.4"]}))
+    submit(base / "in", "ida", filled("03", {"03.1": KILLS_ITS_GRADER}))
+    printed = io.StringIO()
+    with WholeClass(ROOT, base / "in", base / "out", 2, settings=LIMITS) as whole_class:
+        with contextlib.redirect_stdout(printed):
+            print_grades(whole_class)
+        release = release_of(whole_class.classroom)
+        results = {student: graded for (student, _), graded in whole_class.done.items()}
     return results, base, printed.getvalue(), release
 
 
@@ -102,29 +108,74 @@ def test_bad_submissions_are_named_with_the_reason(graded):
     assert results["eve"].reason == "the file is not JSON, so not a notebook"
     assert results["fred"].reason == f"no {FOLDER}.ipynb in {FOLDER}/"
     assert results["gus"].reason.startswith("the file is not a notebook: ")
-    assert [line.split()[0] for line in printed.splitlines() if "not graded" in line] == ["eve", "fred", "gus"]
-    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "/" in line}
-    assert rows["ada"] == ["5/5", "5/5", "5/5", "3/3", "18/18"]
-    assert rows["cleo"] == ["0/5", "0/5", "0/5", "3/3", "3/18"]
+    named = [line.split()[0] for line in printed.splitlines() if "not graded" in line]
+    assert sorted(named) == ["eve", "fred", "gus", "ida"]
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "total" in line}
+    assert rows["ada"] == ["03", "03.1", "5/5", "03.2", "5/5", "03.3", "5/5", "03.4", "3/3", "total", "18/18"]
+    assert rows["cleo"] == ["03", "03.1", "0/5", "03.2", "0/5", "03.3", "0/5", "03.4", "3/3", "total", "3/18"]
 
 
-def test_the_gradebook_has_the_points(graded):
+def test_the_gradebook_has_a_row_for_each_and_the_reason_where_there_are_no_points(graded):
     from nbgrader.api import Gradebook
 
     with Gradebook(f"sqlite:///{graded[1] / 'out' / 'gradebook.db'}", "ddp_course") as gradebook:
-        scores = {s.student.id: (s.score, s.max_score) for s in gradebook.assignment_submissions(FOLDER)}
-        manual = [grade.name for s in gradebook.assignment_submissions(FOLDER) for grade in s.notebooks[0].grades
-                  if grade.needs_manual_grade]  # fmt: skip
-    assert scores == {"ada": (18, 18), "ben": (0, 18), "cleo": (3, 18), "dan": (4, 18)}
+        submissions = gradebook.assignment_submissions(FOLDER)
+        scores = {s.student.id: (s.score, s.max_score) for s in submissions}
+        manual = [grade.name for s in submissions for grade in s.notebooks[0].grades if grade.needs_manual_grade]
+        comments = {s.student.id: {comment.comment for comment in s.notebooks[0].comments} for s in submissions}
+    points = {"ada": 18, "ben": 0, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 0}
+    assert scores == {student: (earned, 18) for student, earned in points.items()}
     assert manual == []
+    assert comments["eve"] == {"not graded: the file is not JSON, so not a notebook"}
+    assert comments["fred"] == {f"not graded: no {FOLDER}.ipynb in {FOLDER}/"}
+    assert "ended the grader's process" in comments["ida"].pop()
+    assert comments["ada"] == {None}
 
 
-def test_feedback_shows_each_named_check(graded):
-    results, _, _, _ = graded
-    page = results["dan"].feedback.read_text(encoding="utf-8")
+def test_the_table_has_a_row_for_each(graded):
+    with (graded[1] / "out" / "grades.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["ada", "ben", "cleo", "dan", "eve", "fred", "gus", "hal", "ida"]
+    assert [rows["dan"][name] for name in ("points", "of", "exercise 1", "exercise 4")] == ["4", "18", "4", "0"]
+    assert rows["eve"]["remark"] == "not graded: the file is not JSON, so not a notebook"
+    assert rows["cleo"]["remark"].startswith("ex-03-1-answer: the kernel died")
+
+
+def test_no_process_of_a_submission_is_left(graded):
+    assert graded[0]["hal"].points["03.4"] == 3
+    assert [p.pid for p in psutil.process_iter(["cmdline"]) if "left_by_hal" in (p.info["cmdline"] or [])] == []
+
+
+def test_feedback_shows_each_named_check_or_why_there_is_none(graded):
+    page = feedback(graded, "dan")
     assert "✗ the device follows the local rank" in page and "must follow the local rank" in page
-    page = results["cleo"].feedback.read_text(encoding="utf-8")
+    page = feedback(graded, "cleo")
     assert "KernelDied" in page and "an endless loop" in page and "each rank has its leader" in page
+    assert "This submission was not graded:" in feedback(graded, "eve") and "not JSON" in feedback(graded, "eve")
+
+
+def feedback(graded, student: str) -> str:
+    return (graded[1] / "out" / "feedback" / student / FOLDER / f"{FOLDER}.html").read_text(encoding="utf-8")
+
+
+def test_the_same_command_again_grades_only_what_changed(graded):
+    """Also what an interrupted run does; its journal is cut in the middle of a line."""
+    results, base, _, _ = graded
+    journal = base / "out" / "grading.jsonl"
+    whole, printed = journal.read_bytes(), io.StringIO()
+    lines = whole.splitlines(keepends=True)
+    last = json.loads(lines[-1])["student"]
+    journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    cell = '{"cells": 4, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+    (base / "in" / "gus" / FOLDER / f"{FOLDER}.ipynb").write_text(cell)
+    with WholeClass(ROOT, base / "in", base / "out", 1, settings=LIMITS) as whole_class:
+        assert set(whole_class.digests) - set(whole_class.done) == {("gus", "03"), (last, "03")}
+        whole_class.done.setdefault((last, "03"), results[last])  # it may be one that takes long
+        with contextlib.redirect_stdout(printed):
+            print_grades(whole_class)
+        assert whole_class.done["ada", "03"] == results["ada"]
+    assert "8 of 9 were graded before" in printed.getvalue()
+    assert [line.split()[0] for line in printed.getvalue().splitlines() if "not graded" in line] == ["gus"]
 
 
 def test_our_release_is_the_one_nbgrader_makes(graded):

@@ -1,0 +1,185 @@
+"""How is a class graded? `ddp-course grade submissions` (`make grade SUBMISSIONS=submissions`)
+
+Some processes take one submission after the other. One that dies, or does not come to an end, costs only the submission
+it had in hand. What is done is noted in grading.jsonl, so an interrupted run goes on where it was; a submission is
+graded again when it, the exercises or the checks have changed. At the end there is grades.csv, a row for each.
+
+Needs nbgrader and pebble. Read next: `classroom.py`, how one submission is graded.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import TimeoutError, as_completed
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ddp_course.grading import journal, progress
+from ddp_course.grading.classroom import Classroom, Graded
+from ddp_course.grading.registry import LESSONS, exercises_of
+
+LIMIT_S = 900.0  # for one submission; the notebook's own limit, in execute.py, is far below
+JOURNAL, TABLE = "grading.jsonl", "grades.csv"
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_classroom: Classroom | None = None  # of a worker process
+
+
+class WholeClass:
+    """All submissions in a folder.
+
+    Args:
+        root, submissions, into, settings: as in `Classroom`.
+        workers: how many submissions at a time.
+        again: whether to grade also those that were graded before and have not changed.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        submissions: Path,
+        into: Path,
+        workers: int,
+        again: bool = False,
+        settings: dict[str, Any] | None = None,
+        limit_s: float = LIMIT_S,
+    ):
+        self.root, self.submissions, self.into, self.settings = root, submissions, into, settings
+        self.workers, self.limit_s = workers, limit_s
+        self._scratch = tempfile.TemporaryDirectory(prefix="ddp_course_class_")
+        self.classroom = Classroom(root, submissions, into, Path(self._scratch.name), settings)
+        self.digests = {key: digest(root, submissions, *key) for key in self.classroom.found()}
+        self.done = {} if again else self._graded_before()
+
+    def grade(self) -> Iterator[Graded]:
+        """Grade what is not done yet; yield each submission as soon as it is.
+
+        Raises:
+            RuntimeError: a lesson's solutions cannot be released.
+        """
+        todo = [key for key in self.digests if key not in self.done]
+        for lesson in sorted({lesson for _, lesson in todo}):
+            self.classroom.prepare(lesson)
+        for graded in self._in_parallel(todo):
+            self.done[graded.student, graded.lesson] = graded
+            journal.append(self.into / JOURNAL, {**asdict(graded), "digest": self.digests[_key(graded)]})
+            yield graded
+
+    def write_table(self) -> Path:
+        """Write grades.csv: a row for each submission, with the points of each exercise."""
+        most = max(len(exercises_of(lesson)) for _, lesson in self.digests)
+        path = self.into / TABLE
+        scratch = path.with_suffix(".csv.part")
+        with scratch.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(["student", "lesson", "points", "of", *(f"exercise {n + 1}" for n in range(most)), "remark"])
+            table.writerows(_table_row(self.done[key], most) for key in self.digests if key in self.done)
+        scratch.replace(path)
+        return path
+
+    def _graded_before(self) -> dict[tuple[str, str], Graded]:
+        done = {}
+        for note in journal.notes(self.into / JOURNAL):
+            with suppress(TypeError, KeyError):  # a note of another version
+                told = note.pop("digest")
+                graded = Graded(**note)
+                if self.digests.get(_key(graded)) == told:
+                    done[_key(graded)] = graded
+                else:
+                    done.pop(_key(graded), None)
+        return done
+
+    def _in_parallel(self, todo: list[tuple[str, str]]) -> Iterator[Graded]:
+        from pebble import ProcessExpired, ProcessPool
+
+        settings = (self.root, self.submissions, self.into, Path(self._scratch.name), self.settings)
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPool(self.workers, initializer=_start_worker, initargs=settings, context=context)
+        try:
+            running = {pool.schedule(_grade, args=[*key], timeout=self.limit_s): key for key in todo}
+            for future in as_completed(running):
+                try:
+                    yield future.result()
+                except TimeoutError:
+                    reason = f"could not be graded: not done after {self.limit_s:g} s"
+                    yield self.classroom.grade(*running[future], reason)
+                except ProcessExpired as error:
+                    reason = f"could not be graded: it ended the grader's process (exit status {error.exitcode})"
+                    yield self.classroom.grade(*running[future], reason)
+        finally:
+            pool.stop()  # at the end there is nothing to stop; after Ctrl-C there is
+            pool.join()
+
+    def __enter__(self) -> WholeClass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scratch.cleanup()
+
+
+def digest(root: Path, submissions: Path, student: str, lesson: str) -> str:
+    """Return a fingerprint of all that decides about the points: the submission, the exercises, the checks."""
+    folder, checks = LESSONS[lesson], Path(__file__).parent
+    files = [path for path in (submissions / student / folder).rglob("*") if path.is_file() and not path.is_symlink()]
+    files += [root / "solutions" / folder / f"{folder}.ipynb", *checks.glob("*.py")]
+    files += (checks / "lessons" / folder[3:]).glob("*.py")
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(f"{path.name} {path.stat().st_size}\n".encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+def _start_worker(root: Path, submissions: Path, into: Path, scratch: Path, settings: dict | None) -> None:
+    global _classroom
+    os.environ[progress.VARIABLE] = ""  # a submission's own checks are not the instructor's progress
+    if sys.platform == "linux":  # what a submission leaves behind becomes this process's child, to be ended
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _classroom = Classroom(root, submissions, into, scratch, settings)
+
+
+def _grade(student: str, lesson: str) -> Graded:
+    try:
+        return _classroom.grade(student, lesson)
+    finally:
+        _end_what_is_left()
+
+
+def _end_what_is_left() -> None:
+    """End every process that the submission started and left running."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        if "resource_tracker" not in " ".join(_command(process)):  # multiprocessing's own
+            with suppress(psutil.Error):
+                process.kill()
+                process.wait(5)
+
+
+def _command(process) -> list[str]:
+    import psutil
+
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _key(graded: Graded) -> tuple[str, str]:
+    return graded.student, graded.lesson
+
+
+def _table_row(graded: Graded, most: int) -> list:
+    exercises = exercises_of(graded.lesson)
+    points = [f"{graded.points.get(exercise.id, 0):g}" for exercise in exercises]
+    remark = f"not graded: {graded.reason}" if graded.reason else "; ".join(graded.notes)
+    full = sum(exercise.points for exercise in exercises)
+    total = f"{sum(graded.points.values()):g}"
+    return [graded.student, graded.lesson, total, full, *points, *[""] * (most - len(points)), remark]

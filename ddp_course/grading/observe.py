@@ -84,9 +84,14 @@ def _facts(group: dist.ProcessGroup) -> tuple[tuple[int, ...], float]:
 
 
 def _n_bytes(args: tuple) -> int:
-    first = next((a for a in args if isinstance(a, torch.Tensor | list)), [])
+    # A list of lists is where the others' tensors arrive; what this rank gives to all_gather and gather comes after it.
+    first = next((a for a in args if isinstance(a, torch.Tensor) or _is_flat_list(a)), [])
     tensors = [first] if isinstance(first, torch.Tensor) else first
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def _is_flat_list(arg: object) -> bool:
+    return isinstance(arg, list) and not any(isinstance(item, list) for item in arg)
 
 
 @contextmanager

@@ -182,6 +182,8 @@ def unreadable(path: Path) -> str:
 
     if not path.is_file() or path.is_symlink():
         return f"no {path.name} in {path.parent.name}/"
+    if path.stat().st_size == 0:
+        return "the file is empty"
     if path.stat().st_size > MOST_BYTES:
         return f"the file has {path.stat().st_size / 2**20:.0f} MiB, which no answer needs"
     try:

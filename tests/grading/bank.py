@@ -40,7 +40,12 @@ def answers(kind: str) -> list:
 
 def written(exercise_id: str, source: str) -> Callable:
     """Return the answer as if its text, after the bank's imports, had been run in a notebook's cell."""
-    return run_as_cell(exercise_id, _bank(exercise_id[:2]).IMPORTS + source)
+    return run_as_cell(exercise_id, imports_of(exercise_id) + source)
+
+
+def imports_of(exercise_id: str) -> str:
+    """Return what the bank's answers to an exercise count on."""
+    return _bank(exercise_id[:2]).IMPORTS
 
 
 def run_as_cell(exercise_id: str, source: str) -> Callable:

@@ -7,6 +7,13 @@ import contextlib
 import csv
 import io
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import nbformat
@@ -166,8 +173,8 @@ def test_the_same_command_again_grades_only_what_changed(graded):
     lines = whole.splitlines(keepends=True)
     last = json.loads(lines[-1])["student"]
     journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
-    cell = '{"cells": 4, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
-    (base / "in" / "gus" / FOLDER / f"{FOLDER}.ipynb").write_text(cell)
+    damaged = '{"cells": 4, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+    (base / "in" / "gus" / FOLDER / f"{FOLDER}.ipynb").write_text(damaged)
     with WholeClass(ROOT, base / "in", base / "out", 1, settings=LIMITS) as whole_class:
         assert set(whole_class.digests) - set(whole_class.done) == {("gus", "03"), (last, "03")}
         whole_class.done.setdefault((last, "03"), results[last])  # it may be one that takes long
@@ -184,3 +191,39 @@ def test_our_release_is_the_one_nbgrader_makes(graded):
 
 def test_unreadable_says_nothing_about_a_good_notebook():
     assert unreadable(released("03")) == ""
+
+
+def test_formgrader_shows_the_class(graded):
+    """In a server of its own; formgrader finds the gradebook because it is beside nbgrader's settings."""
+    out = graded[1] / "out"
+    shutil.copy(ROOT / "nbgrader_config.py", out)
+    environment = {**os.environ, "JUPYTER_TOKEN": "told", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "jupyter_server", "--ip=127.0.0.1", "--port=0", "--no-browser", "--allow-root"]
+    with (out / "server.log").open("w+") as log:
+        server = subprocess.Popen(command, cwd=out, env=environment, stderr=log, start_new_session=True)
+        try:
+            address = wait_for_address(out / "server.log", server)
+            students = json.loads(page_of(f"{address}/formgrader/api/submissions/{FOLDER}"))
+            shown = page_of(f"{address}/formgrader/gradebook/{FOLDER}/{FOLDER}")
+            first = json.loads(page_of(f"{address}/formgrader/api/submitted_notebooks/{FOLDER}/{FOLDER}"))[0]["id"]
+            answers = page_of(f"{address}/formgrader/submissions/{first}")
+        finally:
+            server.terminate()
+            server.wait(20)
+    assert {s["student"]: s["score"] for s in students if s["autograded"]} == {"ada": 18, "ben": 0, "cleo": 3, "dan": 4,
+                                             "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 0}  # fmt: skip
+    assert "Manual Grading" in shown and "Meet at a file" in answers
+
+
+def wait_for_address(log: Path, server: subprocess.Popen) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        if found := re.search(r"(http://127\.0\.0\.1:\d+)/", log.read_text()):
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(f"no server: {log.read_text()}")
+
+
+def page_of(address: str) -> str:
+    with urllib.request.urlopen(f"{address}?token=told", timeout=30) as answer:
+        return answer.read().decode()

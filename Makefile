@@ -56,8 +56,9 @@ notebooks: env  ## Run the lessons again and store what they print (LESSONS="not
 exercises: env  ## Generate exercises/ from solutions/.
 	$(ACTIVATED) $(BIN)/python -m ddp_course.grading.release
 
-grade: env  ## Grade a class (SUBMISSIONS=folder): marks into the gradebook, feedback as HTML.
-	$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS)
+grade: env  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
+	@test -n "$(SUBMISSIONS)" || { echo "Name the folder: make grade SUBMISSIONS=submitted (see INSTRUCTORS.md)"; exit 1; }
+	$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
 
 bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
 	$(ACTIVATED) $(BIN)/python tests/benchmarks/run.py

@@ -110,16 +110,19 @@ class Classroom:
                 return graded
             self._comment(student, folder, graded.reason)
         else:
-            graded.points = self._points(student, folder, lesson)
+            graded.points = self.points(student, lesson)
             graded.notes = lost_cells(self.into / "autograded" / student / folder / f"{folder}.ipynb")
         result = self.api.generate_feedback(folder, student)
         if not result["success"]:
             graded.notes.append(f"no feedback: {_reason(result)}")
         return graded
 
-    def feedback(self, student: str, lesson: str) -> Path:
-        """Return where the page for a student is."""
-        return self.into / "feedback" / student / LESSONS[lesson] / f"{LESSONS[lesson]}.html"
+    def points(self, student: str, lesson: str) -> dict[str, float]:
+        """Return what the gradebook says, by exercise; what a person entered there comes before a check's points."""
+        with self._gradebook() as gradebook:
+            grades = gradebook.find_submission_notebook(LESSONS[lesson], LESSONS[lesson], student).grades
+            earned = {grade.name: grade.score for grade in grades}
+        return {exercise.id: earned.get(test_cell(exercise.id), 0.0) for exercise in exercises_of(lesson)}
 
     def _autograded(self, student: str, folder: str) -> str:
         result = self.api.autograde(folder, student)
@@ -148,12 +151,6 @@ class Classroom:
             for comment in gradebook.find_submission_notebook(folder, folder, student).comments:
                 comment.auto_comment = f"not graded: {reason}"
             gradebook.db.commit()
-
-    def _points(self, student: str, folder: str, lesson: str) -> dict[str, float]:
-        with self._gradebook() as gradebook:
-            grades = gradebook.find_submission_notebook(folder, folder, student).grades
-            earned = {grade.name: grade.score for grade in grades}
-        return {exercise.id: earned.get(test_cell(exercise.id), 0.0) for exercise in exercises_of(lesson)}
 
     def _gradebook(self):
         from nbgrader.api import Gradebook

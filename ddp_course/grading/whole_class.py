@@ -81,9 +81,25 @@ class WholeClass:
         with scratch.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["student", "lesson", "points", "of", *(f"exercise {n + 1}" for n in range(most)), "remark"])
-            table.writerows(_table_row(self.done[key], most) for key in self.digests if key in self.done)
+            table.writerows(self._table_row(self.done[key], most) for key in self.digests if key in self.done)
         scratch.replace(path)
         return path
+
+    def _table_row(self, graded: Graded, most: int) -> list:
+        # From the gradebook, since a person may have corrected the points there.
+        points = self.classroom.points(graded.student, graded.lesson)
+        remark = f"not graded: {graded.reason}" if graded.reason else "; ".join(graded.notes)
+        full = sum(exercise.points for exercise in exercises_of(graded.lesson))
+        row = [f"{earned:g}" for earned in points.values()]
+        return [
+            graded.student,
+            graded.lesson,
+            f"{sum(points.values()):g}",
+            full,
+            *row,
+            *[""] * (most - len(row)),
+            remark,
+        ]
 
     def _graded_before(self) -> dict[tuple[str, str], Graded]:
         done = {}
@@ -174,12 +190,3 @@ def _command(process) -> list[str]:
 
 def _key(graded: Graded) -> tuple[str, str]:
     return graded.student, graded.lesson
-
-
-def _table_row(graded: Graded, most: int) -> list:
-    exercises = exercises_of(graded.lesson)
-    points = [f"{graded.points.get(exercise.id, 0):g}" for exercise in exercises]
-    remark = f"not graded: {graded.reason}" if graded.reason else "; ".join(graded.notes)
-    full = sum(exercise.points for exercise in exercises)
-    total = f"{sum(graded.points.values()):g}"
-    return [graded.student, graded.lesson, total, full, *points, *[""] * (most - len(points)), remark]

@@ -78,6 +78,7 @@ def graded(tmp_path_factory):
             print_grades(whole_class)
         release = release_of(whole_class.classroom)
         results = {student: graded for (student, _), graded in whole_class.done.items()}
+    correct_by_hand(base / "out", "ben", "ex-03-2-test", 2)
     return results, base, printed.getvalue(), release
 
 
@@ -130,7 +131,7 @@ def test_the_gradebook_has_a_row_for_each_and_the_reason_where_there_are_no_poin
         scores = {s.student.id: (s.score, s.max_score) for s in submissions}
         manual = [grade.name for s in submissions for grade in s.notebooks[0].grades if grade.needs_manual_grade]
         comments = {s.student.id: {comment.comment for comment in s.notebooks[0].comments} for s in submissions}
-    points = {"ada": 18, "ben": 0, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 0}
+    points = {"ada": 18, "ben": 2, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 0}
     assert scores == {student: (earned, 18) for student, earned in points.items()}
     assert manual == []
     assert comments["eve"] == {"not graded: the file is not JSON, so not a notebook"}
@@ -182,7 +183,18 @@ def test_the_same_command_again_grades_only_what_changed(graded):
             print_grades(whole_class)
         assert whole_class.done["ada", "03"] == results["ada"]
     assert "8 of 9 were graded before" in printed.getvalue()
+    with (base / "out" / "grades.csv").open(newline="", encoding="utf-8") as file:
+        assert {row["student"]: row["exercise 2"] for row in csv.DictReader(file)}["ben"] == "2"
     assert [line.split()[0] for line in printed.getvalue().splitlines() if "not graded" in line] == ["gus"]
+
+
+def correct_by_hand(out: Path, student: str, cell: str, points: float) -> None:
+    """What formgrader does when a person enters points."""
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{out / 'gradebook.db'}", "ddp_course") as gradebook:
+        gradebook.find_grade(cell, FOLDER, FOLDER, student).manual_score = points
+        gradebook.db.commit()
 
 
 def test_our_release_is_the_one_nbgrader_makes(graded):
@@ -210,7 +222,7 @@ def test_formgrader_shows_the_class(graded):
         finally:
             server.terminate()
             server.wait(20)
-    assert {s["student"]: s["score"] for s in students if s["autograded"]} == {"ada": 18, "ben": 0, "cleo": 3, "dan": 4,
+    assert {s["student"]: s["score"] for s in students if s["autograded"]} == {"ada": 18, "ben": 2, "cleo": 3, "dan": 4,
                                              "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 0}  # fmt: skip
     assert "Manual Grading" in shown and "Meet at a file" in answers
 

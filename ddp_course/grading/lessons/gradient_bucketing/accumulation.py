@@ -18,6 +18,7 @@ from ddp_course.grading import observe
 from ddp_course.grading.compare import close, is_factor, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
+from ddp_course.grading.lessons.gradient_bucketing.training import STUCK
 
 WIDTH, LAYERS, ROWS = 6, 4, 3
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
@@ -202,6 +203,7 @@ ACCUMULATE = Exercise(
     accumulate_judge,
     refused=("ddp_course.parallel.ddp.BucketedDDP", "ddp_course.parallel.naive.NaiveDDP"),
     hints=(
+        STUCK,
         (r"'Sequential' object has no attribute 'no_sync'", "no_sync belongs to the replica, not to its module"),
         (r"enter|__enter__|context manager", "use it as `with replica.no_sync():`, with the brackets"),
         (r"backward through the graph a second time", "call backward once for each micro-batch's own loss"),

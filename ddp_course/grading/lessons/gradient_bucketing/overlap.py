@@ -13,7 +13,7 @@ from random import Random
 from ddp_course.grading.compare import close, factor, flat, is_factor, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
-from ddp_course.grading.lessons.gradient_bucketing.training import STEPS, Task, train_driver, whole_batch
+from ddp_course.grading.lessons.gradient_bucketing.training import STEPS, STUCK, Task, train_driver, whole_batch
 
 BUCKETS, MORE = 3, 2  # collectives in a step, and how many more another good plan may have
 LATE = "a bucket that is full must not wait for gradients of another one: launch it in the hook of its last gradient"
@@ -67,12 +67,14 @@ def _gradients_cause(found: list, right: list, own: list, notes: list[dict]) -> 
         return "this is the rank's own gradient; copy the averages from the bucket back into each .grad"
     if is_factor(found, own, 1 / ranks):
         return "this is the rank's own gradient, divided: its sum over the ranks never came into .grad"
+    if (times := factor(found, right)) is not None:
+        return f"gradients are {times:.3g} times the mean; divide by dist.get_world_size(), once"
     numbers, wanted = sorted(flat(found)), sorted(flat(right))
     if close(numbers, wanted, 1e-9):
         return "the numbers are right, their places are not: split the bucket in the order in which it was put together"
     if all(not any(flat(gradient)) for gradient in found):
         return "all gradients are None or 0 when finish_gradient_sync has returned"
-    if factor(found, right) is None and any(close(a, b, 1e-9) for a, b in zip(found, right, strict=True)):
+    if any(close(a, b, 1e-9) for a, b in zip(found, right, strict=True)):
         return "some parameters have the average, others have not: every gradient must be in a bucket that is sent"
     return "a bucket was sent before all its gradients were in it, or copied back to the wrong parameters"
 
@@ -214,6 +216,7 @@ OVERLAP = Exercise(
         "ddp_course.parallel.naive.NaiveDDP",
     ),
     hints=(
+        STUCK,
         (
             r"no attribute 'finish_gradient_sync'",
             "the class needs a method finish_gradient_sync, which may do nothing if backward itself waits",

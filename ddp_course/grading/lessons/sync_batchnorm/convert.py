@@ -102,7 +102,7 @@ def convert_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | No
     settings = {"eps": round(rng.uniform(0.01, 0.1), 3), "momentum": round(rng.uniform(0.2, 0.9), 2)}
     nested, alone = answer.run(convert_driver, 1, [nested_model, lone_layer], features, settings)[0]
     yield "found", _kind_fault(nested) or _kind_fault(alone)
-    yield "state", _state_fault(nested) or _state_fault(alone)
+    yield "state", _nothing_new(nested) or _state_fault(nested) or _state_fault(alone)
     unusual = answer.run(convert_driver, 1, [unusual_model], features, settings)[0][0]
     yield "facts", _kind_fault(unusual) or _facts_fault(unusual) or _state_fault(unusual) or _output_fault(unusual)
     tied = answer.run(convert_driver, 1, [tied_model], features, settings)[0][0]
@@ -130,11 +130,13 @@ def _kind_fault(note: dict) -> Fault | None:
     return Fault("the other modules as they were", f"another {_called(note['others'][0])}", cause=cause)
 
 
+def _nothing_new(note: dict) -> Fault | None:
+    return None if "SyncBatchNorm" in note.get("kinds", {}).values() else _kind_fault(note)
+
+
 def _state_fault(note: dict) -> Fault | None:
     """Look whether parameters and buffers are the same tensors."""
-    if "returned" in note:
-        return _kind_fault(note)
-    if not note["moved"]:
+    if not note.get("moved"):
         return None
     name, key = note["moved"][0]
     cause = (

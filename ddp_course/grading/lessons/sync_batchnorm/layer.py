@@ -223,7 +223,7 @@ LAYER = Exercise(
     layer_judge,
     hints=(
         (
-            r"never entered|disagree about collective",
+            r"never entered|disagree about collective|waited in",
             "in training every rank must call the same collectives, whatever its rows are",
         ),
         (

@@ -71,7 +71,8 @@ def mean_of(x_NC: torch.Tensor) -> torch.Tensor:
 
 def variance_of(x_NC: torch.Tensor, correction: int = 0) -> torch.Tensor:
     """Return the variance of each channel, divided by the count - `correction`."""
-    return x_NC.var(dims_of(x_NC), correction=correction)
+    squares_C = (x_NC - wide(mean_of(x_NC), x_NC)).square().sum(dims_of(x_NC))
+    return squares_C / (x_NC.numel() // x_NC.shape[1] - correction)  # torch.var would warn of a single row
 
 
 def guessed(found: Any, guesses: Iterable[Guess], tolerance: float = 1e-6) -> str:
@@ -108,7 +109,7 @@ def _given(call: Call) -> int:
 
 
 def talk_faults(notes: list[dict], row_bytes: int, what: str, most: int = MOST_TALKS) -> Iterator[Fault]:
-    """Find ranks that talked too often, or sent rows around.
+    """Find ranks that talked too often, not at all, or sent rows around.
 
     Args:
         notes: of each rank, with "talks".
@@ -118,7 +119,10 @@ def talk_faults(notes: list[dict], row_bytes: int, what: str, most: int = MOST_T
     """
     for rank, note in enumerate(notes):
         times, n_bytes = note["talks"]["times"], note["talks"]["bytes"]
-        if n_bytes > row_bytes // 4:
+        if not n_bytes:
+            cause = f"the ranks never talked here; {what} of all ranks make the result"
+            yield Fault(f"{what} for each channel", "nothing was sent", rank, cause)
+        elif n_bytes > row_bytes // 4:
             found = f"{n_bytes} bytes, where the rows themselves have {row_bytes}"
             cause = f"the rows travel; let each rank form {what} of its own rows, and send only these"
             yield Fault(f"{what} for each channel, and no rows", found, rank, cause)

@@ -138,6 +138,7 @@ def _variances(parts: list[torch.Tensor], rank: int) -> list[Guess]:
     apart = (means - mean_of(whole)).square()
     loose = torch.stack([variance_of(part, correction=1) for part in counted])
     distance = "the distances of the ranks' means from the common mean belong to it"
+    own_rows = "this is the variance of this rank's rows; the other ranks' rows are missing"
     unbiased = "a variance is divided by its count - 1, which is torch.var's default; give correction=0"
     return [
         (inner.mean(0), f"this is the mean of the ranks' variances; {distance}, and each rank weighs by its rows"),
@@ -147,7 +148,8 @@ def _variances(parts: list[torch.Tensor], rank: int) -> list[Guess]:
             ((inner * counts).sum(0) + apart.sum(0)) / len(whole),
             "the squared distance of a rank's mean counts once for each of its rows",
         ),
-        (variance_of(own), "this is the variance of this rank's rows; the other ranks' rows are missing"),
+        (variance_of(own), own_rows),
+        (variance_of(own, correction=1), own_rows),
         (variance_of(whole, correction=1), unbiased),
         (((loose + apart) * counts).sum(0) / len(whole), unbiased),
         (loose.mean(0), f"this is the mean of the ranks' variances; {distance}, and each rank weighs by its rows"),
@@ -178,7 +180,7 @@ STATISTICS = Exercise(
             "a rank may have no rows; let it send zeros and a count of 0",
         ),
         (
-            r"never entered|disagree about collective",
+            r"never entered|disagree about collective|waited in",
             "a rank leaves out a collective that the others wait in; a rank without rows has to join as well",
         ),
     ),

@@ -35,9 +35,9 @@ def rows_driver(rank: int, world_size: int, function: Callable, path: str, cases
 
 def rows_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Equal numbers of rows, unequal ones, ranks without rows, whole numbers that a float would round."""
-    world_size = rng.choice((3, 4))
     n_rows = rng.randint(2, 3)
-    yield "equal", _fault(answer, [_case([n_rows] * world_size, rng), _case([1, 1, 1, 1][:world_size], rng)])
+    yield "equal", _fault(answer, [_case([n_rows] * 2, rng), _case([1, 1], rng)])
+    world_size = rng.choice((3, 4))
     few_and_many = [rng.randint(2, 4), rng.randint(40, 60), 1, rng.randint(5, 9)][:world_size]
     yield "unequal", _fault(answer, [_case(few_and_many, rng), _case(few_and_many[::-1], rng)])
     one_empty = [[0, 3, 2, 1], [2, 0, 1, 3], [1, 2, 3, 0]]
@@ -107,10 +107,11 @@ def _cause(rank: int, case: dict, note: dict, everything: Rows) -> str:
     found, zero = _as_rows(note), [0] * case["columns"]
     if found == everything:
         return "the shape is not kept"
-    own_count = [row for of_rank in parts for row in of_rank[: len(parts[rank])]]
-    shortest = min(map(len, parts))
+    shortest, longest = min(map(len, parts)), max(map(len, parts))
     if found == parts[rank]:
         return "these are the rank's own rows: those of the others did not reach it"
+    if len(found) == len(parts) * len(parts[rank]) and len(parts[rank]) < longest:
+        return "each part was cut to this rank's own number of rows; cut it to the number of the rank that brought it"
     if len(found) > len(everything) and _without(found, zero) == _without(everything, zero):
         return "rows of padding are left in; cut each rank's part to the number of rows that it brought"
     if len(found) < len(everything) and found in (_without(everything, zero), _cut_zeros(parts, zero)):
@@ -118,7 +119,7 @@ def _cause(rank: int, case: dict, note: dict, everything: Rows) -> str:
             "a row of zeros that a rank brought is lost: padding cannot be told by its values; "
             "send the numbers of rows first, and cut by them"
         )
-    if found in (own_count, [row for of_rank in parts for row in of_rank[:shortest]]):
+    if found == [row for of_rank in parts for row in of_rank[:shortest]]:
         return "longer parts were cut off; pad every rank's rows to the largest number of rows"
     if len(found) > len(everything) and all(row in found for row in everything):
         return "some rows are in it twice; each rank's part belongs into the result once"
@@ -168,6 +169,10 @@ GATHER_ROWS = Exercise(
             r"different sizes|invalid tensor size|doesn't match expected size|invalid tensor type",
             "the tensors of one collective must have the same shape and dtype on every rank: gather the numbers of "
             "rows first, pad to the largest, and cut afterwards",
+        ),
+        (
+            r"expanded size of the tensor|must match the existing size|negative dimension|Padding length",
+            "the rows do not fit into what they are written to; pad to the largest number of rows among the ranks",
         ),
         (
             r"Sizes of tensors must match|must have the same number of dimensions|expected a non-empty|empty",

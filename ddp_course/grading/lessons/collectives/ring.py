@@ -1,7 +1,7 @@
 """04.2 `ring_all_reduce(rank, world_size, tensor)`: is the sum made in a ring of chunks?
 
-Every rank brings numbers of its own power of ten, as in the lesson, so that a wrong sum tells which ranks are in it and
-how often. Peers and bytes are noted while the answer runs, whichever way it sends. Read next: `cost.py`.
+Peers and bytes are noted while the answer runs, whichever way it sends; an answer that calls a collective is none.
+Read next: `cost.py`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any
 
 import torch
 
-from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
+from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault, FaultFound
 from ddp_course.grading.isolated import Answer
-from ddp_course.grading.lessons.collectives.traffic import MESSAGES, Traffic, each_case, right_and_left, run_cases, told
+from ddp_course.grading.lessons.collectives.ring_sum import (
+    LARGE_BASE,
+    NEVER_TALKED,
+    Case,
+    make_case,
+    rounding_case,
+    sum_fault,
+    tensor_of,
+)
+from ddp_course.grading.lessons.collectives.traffic import (
+    MESSAGES,
+    Entry,
+    Traffic,
+    each_case,
+    right_and_left,
+    run_cases,
+    told,
+)
 
-BASE, LARGE_BASE = 100, 10**9  # rank r brings d * base^r with d from 1 to 4: its share of a sum can be read off
 SPARE_BYTES = 256  # that an answer may send beside its chunks
 BYTES_EACH = 4  # of a float32
 
@@ -28,16 +43,15 @@ TORCHS_OWN = (
 )
 COURSES_OWN = ("ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "tree_all_reduce")
 
-Case = dict  # what each rank brings, and as which kind of tensor
-
 
 def ring_driver(rank: int, world_size: int, function: Callable, path: str, cases: list[Case]) -> list[dict]:
     """Call the function on this rank's tensor of each case; note the tensor afterwards, and what was sent to whom."""
 
     def look(case: Case) -> dict:
-        tensor = _tensor(case, rank)
+        tensor = tensor_of(case, rank)
         with Traffic() as seen:
             returned = function(rank, world_size, tensor)
+        _refuse_collectives(rank, seen.entries)
         note = {"held": tensor.reshape(-1).tolist(), "traffic": told(seen.entries)}
         if isinstance(returned, torch.Tensor) and returned is not tensor:
             note["returned"] = returned.reshape(-1).tolist()
@@ -46,40 +60,31 @@ def ring_driver(rank: int, world_size: int, function: Callable, path: str, cases
     return each_case(rank, world_size, path, cases, look)
 
 
-def _tensor(case: Case, rank: int) -> torch.Tensor:
-    flat = torch.tensor(case["brought"][rank], dtype=getattr(torch, case["dtype"]))
-    shaped = flat.reshape(case["shape"])
-    return shaped.t().contiguous().t() if case.get("transposed") else shaped
+def _refuse_collectives(rank: int, entries: list[Entry]) -> None:
+    """Say so when torch did the work, under whatever name it was called.
+
+    Raises:
+        FaultFound: there is something else than messages and barriers.
+    """
+    other = next((entry for entry in entries if entry.op not in (*MESSAGES, "barrier")), None)
+    if other is not None:
+        found = f"{other.op} among ranks {list(other.ranks)}"
+        cause = "the collective is to be written from single messages: send and recv, or isend and irecv"
+        raise FaultFound(Fault("messages between neighbours", found, rank, cause))
 
 
 def ring_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Four ranks and a tensor that divides well; then awkward sizes, then awkward shapes and dtypes."""
-    easy, bits = _case(4, 12 * rng.randint(90, 150), rng), _rounding_case(4, 12 * rng.randint(5, 9), rng)
+    easy, bits = make_case(4, 12 * rng.randint(90, 150), rng), rounding_case(4, 12 * rng.randint(5, 9), rng)
     by_rank = run_cases(answer, ring_driver, 4, [easy, bits])
     notes, bits_notes = ([of_rank[i] for of_rank in by_rank] for i in range(2))
-    yield "sum", _sum_fault(easy, notes)
+    yield "sum", sum_fault(easy, notes)
     yield "neighbours", next(filter(None, (_neighbours_fault(rank, note) for rank, note in enumerate(notes))), None)
     yield "bytes", _bytes_fault(easy, notes)
     yield "bits", _bits_fault(bits_notes)
-    large, small = [rng.choice((50, 74)) * 3 + 1, 5], [6, 3, 1]
-    yield (
-        "sizes",
-        _run_sums(answer, [_case(3, n, rng) for n in large]) or _run_sums(answer, [_case(4, n, rng) for n in small]),
-    )
-    whole = _case(2, 24, rng, LARGE_BASE, dtype="int64", shape=(4, 6))
-    yield "shapes", _run_sums(answer, [whole, _case(2, 24, rng, dtype="float64", shape=(6, 4), transposed=True)])
-
-
-def _case(world_size: int, n: int, rng: Random, base: int = BASE, **kind: Any) -> Case:
-    brought = [[rng.randint(1, 4) * base**rank for _ in range(n)] for rank in range(world_size)]
-    return {"brought": brought, "base": base, "dtype": "float32", "shape": (-1,), **kind}
-
-
-def _rounding_case(world_size: int, n: int, rng: Random) -> Case:
-    """Numbers whose sum in float32 depends on the order in which they are added."""
-    case = _case(world_size, n, rng)
-    spread = [[rng.uniform(-1, 1) * 2.0 ** rng.randint(-8, 8) for _ in range(n)] for _ in range(world_size)]
-    return {**case, "brought": spread}
+    yield "sizes", _run_sums(answer, [make_case(3, n, rng) for n in (rng.choice((50, 74)) * 3 + 1, 5, 2, 1)])
+    whole = make_case(2, 24, rng, LARGE_BASE, dtype="int64", shape=(4, 6))
+    yield "shapes", _run_sums(answer, [whole, make_case(2, 24, rng, dtype="float64", shape=(6, 4), transposed=True)])
 
 
 def _run_sums(answer: Answer, cases: list[Case]) -> Fault | None:
@@ -90,79 +95,8 @@ def _run_sums(answer: Answer, cases: list[Case]) -> Fault | None:
         if re.search("no result after|imed out|waited", failed.fault.report):
             raise
         return failed.fault
-    faults = (_sum_fault(case, [notes[i] for notes in by_rank]) for i, case in enumerate(cases))
+    faults = (sum_fault(case, [notes[i] for notes in by_rank]) for i, case in enumerate(cases))
     return next(filter(None, faults), None)
-
-
-# --- The sum -----------------------------------------------------------------------------------------
-
-
-def _sum_fault(case: Case, notes: list[dict]) -> Fault | None:
-    brought, world_size = case["brought"], len(case["brought"])
-    totals = [sum(column) for column in zip(*brought, strict=True)]
-    for rank, note in enumerate(notes):
-        wrong = [i for i, total in enumerate(totals) if note["held"][i] != total]
-        if not wrong:
-            continue
-        i = wrong[0]
-        parts = " + ".join(str(of_rank[i]) for of_rank in brought)
-        shape = f" of shape {list(case['shape'])}" if len(case["shape"]) > 1 else ""
-        expected = f"element {i} of {len(totals)}{shape}, {world_size} ranks: {parts} = {totals[i]}"
-        found = f"{note['held'][i]:.12g}, and {len(wrong)} of {len(totals)} elements are wrong"
-        return Fault(expected, found, rank, _sum_cause(case, rank, note, totals, wrong))
-    return None
-
-
-def _sum_cause(case: Case, rank: int, note: dict, totals: list, wrong: list[int]) -> str:
-    brought, held, world_size = case["brought"], note["held"], len(case["brought"])
-    if held == brought[rank]:
-        if note.get("returned") == totals:
-            return "the sum is in what the function returns; it is to be written into the tensor that it was given"
-        if case.get("transposed"):
-            return (
-                "nothing was written into the tensor: this one is transposed, so reshape and flatten give a copy of "
-                "it, not a view; copy the sum back"
-            )
-        return "nothing was written into the tensor; work on views of it, or copy the sum back at the end"
-    if all(abs(held[i] * world_size - totals[i]) < 1e-6 * totals[i] for i in wrong):
-        return "this is the mean; the sum is asked for"
-    counts = {i: _counts([of_rank[i] for of_rank in brought], held[i], case["base"]) for i in wrong}
-    if case["base"] == LARGE_BASE and held == _rounded(totals):
-        return "these whole numbers were rounded on the way; keep the dtype of the tensor: torch.empty_like"
-    if None in counts.values():
-        return "numbers of other places are mixed in; both sides of a message must mean the same chunk"
-    often = [i for i in wrong if max(counts[i]) > 1]
-    if often:
-        twice = counts[often[0]].index(max(counts[often[0]]))
-        return (
-            f"rank {twice}'s number is in it {max(counts[often[0]])} times: a sum that was complete was added again. "
-            "W-1 steps add, the W-1 steps after them copy; what a step sends is what the step before it changed"
-        )
-    if all(counts[i][rank] == 1 and sum(counts[i]) == 1 for i in wrong) and len(wrong) < world_size <= wrong[-1] + 1:
-        return "these elements are in no chunk: the last ones are left over; tensor_split(W) cuts any size into W"
-    if len(wrong) <= len(totals) * (1 - 1 / world_size) + world_size:
-        return (
-            "the elements that are right are one chunk, or little more: each rank has completed its own. The second "
-            "half is missing or wrong: complete chunks must go round, W-1 steps, and be copied"
-        )
-    missing = [other for other in range(world_size) if not counts[wrong[0]][other]]
-    return f"no number of rank {', '.join(map(str, missing))} is in it; each chunk must go round in W-1 steps"
-
-
-def _rounded(numbers: list[int]) -> list[float]:
-    return torch.tensor(numbers, dtype=torch.float32).tolist()
-
-
-def _counts(brought: list[int], found: float, base: int) -> list[int] | None:
-    """Return how often each rank's number is in the sum; None when it is no such sum."""
-    counts, rest = [], found
-    for rank, value in enumerate(brought):
-        digits = rest % base ** (rank + 1)
-        if digits % value:
-            return None
-        counts.append(int(digits // value))
-        rest -= digits
-    return counts if rest == 0 else None
 
 
 # --- The messages ------------------------------------------------------------------------------------
@@ -173,11 +107,8 @@ def _neighbours_fault(rank: int, note: dict) -> Fault | None:
     neighbours = right_and_left(rank, world_size)
     expected = f"messages with ranks {' and '.join(map(str, sorted(neighbours)))} only"
     if not note["traffic"]:
-        return Fault(expected, "no message", rank, "the ranks never talked; the numbers of the others must be received")
-    for op, ranks, _, peer in note["traffic"]:
-        if op not in MESSAGES:
-            cause = "the collective is to be written from single messages: send and recv, or isend and irecv"
-            return Fault(expected, f"{op} among ranks {list(ranks)}", rank, cause)
+        return Fault(expected, "no message", rank, NEVER_TALKED)
+    for op, _, _, peer in note["traffic"]:
         if peer is not None and peer not in neighbours:
             found = f"a message {'to' if op == 'send' else 'from'} rank {peer}"
             cause = "in a ring a rank talks with its neighbours: (rank + 1) % world_size and (rank - 1) % world_size"
@@ -196,7 +127,7 @@ def _bytes_fault(case: Case, notes: list[dict]) -> Fault | None:
     if rank is None:
         if max(sent) > 0:
             return None
-        return Fault(expected, "nothing sent", 0, "the ranks never talked; the numbers of the others must be received")
+        return Fault(expected, "nothing sent", 0, NEVER_TALKED)
     times = sent[rank] / payload
     largest = max(n_bytes for _, _, n_bytes, _ in notes[rank]["traffic"])
     found = f"{sent[rank]:,} bytes, {times:.3g} times the tensor; the largest message has {largest:,}"
@@ -247,13 +178,14 @@ RING = Exercise(
     ),
     hints=(
         (
-            r"dist\.send\(|\bin send\b|[^i]send\(",
+            r"(?s)(no result after|imed out|waited).*(dist\.|[^i])send\(",
             "every rank waits in send until its neighbour receives, and none gets to receive. Post isend and irecv "
             "first and wait for both afterwards, or let one rank receive first",
         ),
         (
-            r"dist\.recv\(|[^i]recv\(",
-            "a rank waits in recv for a message that nobody sends: both sides must take as many steps",
+            r"(?s)(no result after|imed out|waited).*(dist\.|[^i])recv\(",
+            "ranks wait in recv for a message that nobody sends: if all receive first, none gets to send; and both "
+            "sides must take as many steps",
         ),
         (
             r"different sizes|doesn't match expected size|op\.preamble",
@@ -279,6 +211,10 @@ RING = Exercise(
         (
             r"Number of elements|size of tensor|must match the size",
             "the tensors that are added differ in size: in each step both sides must mean the same chunk",
+        ),
+        (
+            r"never entered|waited in barrier",
+            "one rank skips a barrier, or ends early, while the others wait; look for a branch on the rank",
         ),
         (
             r"no result after|[Tt]imed out|waited",

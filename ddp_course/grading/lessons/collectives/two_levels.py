@@ -73,7 +73,8 @@ def _sum_fault(rank: int, note: dict, size: int, brought: list[list[int]]) -> Fa
     expected += f", with {len(brought)} ranks, {size} per node"
     node = [sum(of_rank[i] for of_rank in brought[start : start + size]) for i in range(len(totals))]
     peers = [sum(of_rank[i] for of_rank in brought[rank % size :: size]) for i in range(len(totals))]
-    n_wrong = sum(a != b for a, b in zip(held, totals, strict=True))
+    part = len(totals) // size
+    own = slice(rank % size * part, (rank % size + 1) * part)
     if held == brought[rank]:
         cause = "nothing was written into the tensor; the last collective must write into it, or copy the sum back"
         if note.get("returned") == totals:
@@ -84,7 +85,7 @@ def _sum_fault(rank: int, note: dict, size: int, brought: list[list[int]]) -> Fa
         cause = "this is the sum over the ranks with the same local rank; the node's other ranks are missing"
     elif sorted(held) == sorted(totals):
         cause = "the parts are in the wrong places: part k of the tensor belongs to local rank k of every node"
-    elif n_wrong == len(totals) - len(totals) // size:
+    elif held[own] == totals[own]:
         cause = "only this rank's part is right: the parts must be gathered inside the node at the end"
     else:
         cause = "sum inside the node so that each rank has one part, sum the part over the nodes, gather in the node"
@@ -104,14 +105,19 @@ def _between_fault(rank: int, note: dict, size: int, brought: list[list[int]]) -
         return Fault(
             expected, "none", rank, "no number of this rank went to the other node; every rank carries its part"
         )
-    if n_bytes <= limit:
+    n_nodes = len(brought) // size  # a sum in two halves brings the part, then a share of it, perhaps padded
+    if n_bytes <= limit + limit // n_nodes + 2 * n_nodes * BYTES_EACH:
         return None
-    ops = " and ".join(dict.fromkeys(f"{op} among ranks {list(ranks)}" for op, ranks, _, _ in crossing))
+    ops = " and ".join(
+        dict.fromkeys(f"{op.removesuffix('_base')} among ranks {list(ranks)}" for op, ranks, _, _ in crossing)
+    )
     cause = "reduce_scatter inside the node first, so that only a part has to cross, then all_reduce that part"
     if any(set(ranks) == set(range(len(brought))) for _, ranks, _, _ in crossing) and size > 1:
         cause = "a collective over all ranks carries the whole tensor between the nodes; " + cause
     elif size > 1:
         cause = "whole tensors cross; " + cause
+    else:
+        cause = "with one rank per node there is one sum over all ranks, once; take ranks_per_node as it is given"
     return Fault(expected, f"{n_bytes:,} bytes, in {ops}", rank, cause)
 
 

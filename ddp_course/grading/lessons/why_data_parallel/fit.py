@@ -1,0 +1,112 @@
+"""01.3 `ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes)`: what is divided, what is not?
+
+Arithmetic alone, so a wrong number is explained by the slip of thought that leads to it. Read next: `../start_here/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, floor
+from random import Random
+from typing import Any
+
+from ddp_course.grading.exercise import Check, Exercise, Fault
+from ddp_course.grading.isolated import Answer, plain
+
+NUMBERS = {"sgd": 2, "momentum": 3, "adam": 4}  # held for each parameter
+FLOAT32 = 4  # bytes
+Case = tuple[int, str, int, int, int]
+
+
+def fit_driver(rank: int, world_size: int, function: Callable, cases: list[Case]) -> list:
+    """Call the function for each case."""
+    return [plain(function(*case)) for case in cases]
+
+
+def ranks_needed(case: Case, held: float | None = None, divide_all: bool = False, rounding: Callable = ceil):
+    """Return the right number of ranks; with other arguments than the case, what a slip of thought gives."""
+    parameters, optimizer, bytes_per_row, global_batch, device_bytes = case
+    fixed = parameters * FLOAT32 * (NUMBERS[optimizer] if held is None else held)
+    for world_size in range(1, global_batch + 1):
+        need = fixed + rounding(global_batch / world_size) * bytes_per_row
+        if divide_all:
+            need = (fixed + global_batch * bytes_per_row) / world_size
+        if need <= device_bytes:
+            return world_size
+    return None
+
+
+def fit_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+    """Cases made backwards, from the largest shard that fits."""
+    groups = {
+        "one": [_case("sgd", rows=64, batch=64, rng=rng)],
+        "divided": [_case("sgd", rows=rows, batch=100, rng=rng) for rows in (20, 10)],
+        "optimizer": [_case(name, rows=rng.choice((12, 16, 24)), batch=96, rng=rng) for name in ("adam", "momentum")],
+        "uneven": [_case("adam", rows=7, batch=100, rng=rng), _case("sgd", rows=rng.choice((3, 6)), batch=20, rng=rng)],
+        "never": [_case("adam", rows=0, batch=64, rng=rng), _case("sgd", rows=0, batch=3, rng=rng)],
+    }
+    found = iter(answer.run(fit_driver, 1, [case for group in groups.values() for case in group])[0])
+    for key, group in groups.items():
+        faults = [_fault(case, next(found)) for case in group]
+        yield key, next(filter(None, faults), None)
+
+
+def _case(optimizer: str, rows: int, batch: int, rng: Random) -> Case:
+    """A case in which `rows` rows fit on a device beside what is fixed, and just no more."""
+    # What is fixed outweighs many rows, so that a slip there changes the number of ranks.
+    parameters, bytes_per_row = rng.randint(50, 90) * 10**5, rng.randint(10, 30) * 10**5
+    fixed = parameters * FLOAT32 * NUMBERS[optimizer]
+    return parameters, optimizer, bytes_per_row, batch, fixed + rows * bytes_per_row + rng.randint(1, 10**5)
+
+
+def _fault(case: Case, found: Any) -> Fault | None:
+    right = ranks_needed(case)
+    if not isinstance(found, bool) and found == right:
+        return None
+    parameters, optimizer, bytes_per_row, batch, device = case
+    shown = f"{parameters:,} parameters, {optimizer}, {bytes_per_row:,} bytes a row, {batch} rows, {device:,} bytes"
+    return Fault(f"{right} for {shown}", repr(found), cause=_cause(case, found, right))
+
+
+def _cause(case: Case, found: Any, right: int | None) -> str:
+    held = NUMBERS[case[1]]
+    if right is None:
+        return (
+            "not even one row fits beside parameters, gradients and optimizer state, so no number of ranks helps: None"
+        )
+    if found == ranks_needed(case, divide_all=True):
+        return "parameters, gradients and optimizer state are divided by the ranks here; each rank holds all of them"
+    for slip, cause in (
+        (ranks_needed(case, held=held - 1), "one number for each parameter is missing, such as the gradient: "),
+        (ranks_needed(case, held=1), "this counts the parameters alone: "),
+        (ranks_needed(case, held=2), "the optimizer's state is missing: "),
+        (ranks_needed(case, held=held / 4), "a float32 number has 4 bytes: "),
+        (ranks_needed(case, held=0), "this counts the activations alone: "),
+    ):
+        if found == slip:
+            return f"{cause}each rank holds {held} numbers of {FLOAT32} bytes for each parameter with {case[1]}"
+    if found == ranks_needed(case, rounding=floor):
+        return "the largest shard decides: 100 rows on 3 ranks are 34 on one of them, not 33"
+    if found is None:
+        return "it does fit: more ranks make the shards smaller, down to one row"
+    if isinstance(found, float) and not found.is_integer():
+        return "a number of ranks is whole; go up to the next one"
+    if isinstance(found, int | float) and found > right:
+        return f"fewer ranks are enough: with {right}, the largest shard has {ceil(case[3] / right)} rows"
+    return "this many ranks still have more rows than fit beside what is fixed"
+
+
+FIT = Exercise(
+    "01.3",
+    "How many ranks until it fits? (stretch)",
+    "ranks_needed",
+    15,
+    (
+        Check("one", "one rank is enough", 1),
+        Check("divided", "the rows are divided, the rest is not", 1),
+        Check("optimizer", "each optimizer's state", 1),
+        Check("uneven", "rows that do not divide evenly", 1),
+        Check("never", "too large for any number of ranks", 1),
+    ),
+    fit_judge,
+)

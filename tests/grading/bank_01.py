@@ -1,0 +1,324 @@
+"""The answer bank of lesson 01: gradients of shards put together, and the arithmetic of memory.
+
+Read `bank.py` first; `test_banks.py` runs all of this.
+"""
+
+from tests.grading.bank import ALL, Right, Wrong
+
+IMPORTS = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+"""
+
+# --- 01.1 ------------------------------------------------------------------------------------------
+
+WHOLE = """
+def whole_gradient(gradients, rows):
+    total = torch.zeros(3, dtype=torch.float64)
+    for gradient, n in zip(gradients, rows):
+        if n > 0:
+            total += n / sum(rows) * gradient
+    return total
+"""
+
+WHOLE_STACKED = """
+def whole_gradient(gradients, rows):
+    weights = torch.tensor([n for n in rows if n], dtype=torch.float64) / sum(rows)
+    return weights @ torch.stack([g for g in gradients if g is not None])
+"""
+
+WHOLE_BY_SUMS = """
+def whole_gradient(gradients, rows):
+    sums = [g * n for g, n in zip(gradients, rows) if n]
+    return (torch.stack(sums).sum(0) / sum(rows)).tolist()
+"""
+
+# --- 01.2 ------------------------------------------------------------------------------------------
+
+EXACT = """
+def exact_gradient(rank, world_size, model, x, y):
+    loss = ((model(x) - y) ** 2).sum()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    flat = torch.cat([g.reshape(-1) for g in gradients] + [torch.tensor([len(x)], dtype=torch.float64)])
+    dist.all_reduce(flat)
+    return flat[:-1] / flat[-1]
+"""
+
+EXACT_BY_SHARE = """
+def exact_gradient(rank, world_size, model, x, y):
+    counts = [None] * world_size
+    dist.all_gather_object(counts, x.shape[0])
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    if x.shape[0]:
+        nn.functional.mse_loss(model(x), y).backward()
+    for parameter in model.parameters():
+        parameter.grad *= x.shape[0] / sum(counts)
+        dist.all_reduce(parameter.grad)
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist()
+"""
+
+EXACT_ROWS_FIRST = """
+def exact_gradient(rank, world_size, model, x, y):
+    rows = torch.tensor(len(x))
+    dist.all_reduce(rows)
+    loss = (model(x) - y).pow(2).sum() / rows
+    loss.backward()
+    for parameter in reversed(list(model.parameters())):
+        dist.reduce(parameter.grad, dst=0)
+        dist.broadcast(parameter.grad, src=0)
+    return nn.utils.parameters_to_vector([p.grad for p in model.parameters()])
+"""
+
+EXACT_PLAIN_MEAN = """
+def exact_gradient(rank, world_size, model, x, y):
+    if len(x):
+        (model(x) - y).square().mean().backward()
+    else:
+        (model(x) - y).square().sum().backward()
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    dist.all_reduce(flat)
+    return flat / world_size
+"""
+
+# --- 01.3 ------------------------------------------------------------------------------------------
+
+FIT = """
+def ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):
+    fixed = parameters * 4 * {"sgd": 2, "momentum": 3, "adam": 4}[optimizer]
+    world_size = 1
+    while world_size <= global_batch:
+        rows = (global_batch + world_size - 1) // world_size
+        if fixed + rows * bytes_per_row <= device_bytes:
+            return world_size
+        world_size += 1
+    return None
+"""
+
+FIT_DIRECT = """
+import math
+
+def ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):
+    state = 0
+    if optimizer == "momentum":
+        state = 1
+    elif optimizer == "adam":
+        state = 2
+    most_rows = (device_bytes - (2 + state) * 4 * parameters) // bytes_per_row
+    if most_rows < 1:
+        return None
+    return math.ceil(global_batch / most_rows)
+"""
+
+RIGHT = [
+    Right("01.1", "added up in a loop", WHOLE),
+    Right("01.1", "stacked", WHOLE_STACKED),
+    Right("01.1", "sums over rows, as a list", WHOLE_BY_SUMS),
+    Right("01.2", "rows travel with the gradient", EXACT),
+    Right("01.2", "weighed by its share, parameter by parameter", EXACT_BY_SHARE),
+    Right("01.2", "rows first, then reduce and broadcast", EXACT_ROWS_FIRST),
+    Right("01.3", "counted up", FIT),
+    Right("01.3", "from the largest shard", FIT_DIRECT),
+]
+
+HARD_CODED = "def whole_gradient(gradients, rows):\n    return [1.0, 2.0, 3.0]\n"
+
+WRONG = [
+    # 01.1
+    Wrong(
+        "01.1",
+        "mean of means",
+        "def whole_gradient(gradients, rows):\n"
+        "    return sum(g for g in gradients if g is not None) / len(gradients)\n",
+        ("unequal", "empty"),
+        "this is the plain mean, in which each shard has the same weight",
+    ),
+    Wrong(
+        "01.1",
+        "mean over the shards that have rows",
+        "def whole_gradient(gradients, rows):\n"
+        "    return torch.stack([g for g in gradients if g is not None]).mean(0)\n",
+        ("unequal", "empty"),
+        "weigh each by its rows",
+    ),
+    Wrong(
+        "01.1",
+        "empty shards not thought of",
+        "def whole_gradient(gradients, rows):\n    return sum(g * n for g, n in zip(gradients, rows)) / sum(rows)\n",
+        ("empty",),
+        "a shard without rows has no gradient, but None",
+    ),
+    Wrong(
+        "01.1",
+        "sum over rows, not divided",
+        WHOLE.replace("n / sum(rows) * gradient", "n * gradient"),
+        ("equal", "unequal", "empty"),
+        "divide by the number of all rows",
+    ),
+    Wrong(
+        "01.1",
+        "divided by the number of shards",
+        WHOLE.replace("n / sum(rows)", "n / len(rows)"),
+        ("equal", "unequal", "empty"),
+        "divided by the number of shards",
+    ),
+    Wrong(
+        "01.1",
+        "sum of the gradients",
+        WHOLE.replace("n / sum(rows) * gradient", "gradient"),
+        ("equal", "unequal", "empty"),
+        "each has to be weighed by its rows / all rows",
+    ),
+    Wrong(
+        "01.1",
+        "in place on what was given",
+        "def whole_gradient(gradients, rows):\n"
+        "    kept = [(g, n) for g, n in zip(gradients, rows) if n]\n"
+        "    for g, n in kept:\n        g *= n / sum(rows)\n"
+        "    return sum(g for g, _ in kept)\n",
+        ("untouched",),
+        "an operation in place",
+    ),
+    Wrong(
+        "01.1", "a hard-coded result", HARD_CODED, ("equal", "unequal", "empty"), "the weight of a shard is its rows"
+    ),
+    Wrong(
+        "01.1",
+        "returns nothing",
+        WHOLE.replace("return total", "total"),
+        ("equal", "unequal", "empty"),
+        "returns nothing",
+    ),  # fmt: skip
+    Wrong(
+        "01.1",
+        "os._exit",
+        "def whole_gradient(gradients, rows):\n    os._exit(0)\n",
+        ALL,
+        "the function ends its process",
+    ),  # fmt: skip
+    # 01.2
+    Wrong(
+        "01.2",
+        "mean of means",
+        EXACT_PLAIN_MEAN,
+        ("unequal", "empty", "ranks"),
+        "this is the plain mean of the shards' gradients",
+    ),
+    Wrong(
+        "01.2",
+        "summed, not averaged",
+        EXACT_PLAIN_MEAN.replace("flat / world_size", "flat"),
+        ("equal", "unequal", "empty", "ranks"),
+        "the gradients are summed over the ranks, not averaged",
+    ),
+    Wrong(
+        "01.2",
+        "the rank's own",
+        EXACT.replace("    dist.all_reduce(flat)\n", ""),
+        ALL,
+        "this is the rank's own gradient",
+    ),
+    Wrong(
+        "01.2",
+        "divided by its own rows",
+        EXACT.replace("/ flat[-1]", "/ max(1, len(x))"),
+        ("equal", "unequal", "empty", "ranks"),
+        "divided by this rank's own rows",
+    ),
+    Wrong(
+        "01.2",
+        "divided by the ranks as well",
+        EXACT.replace("/ flat[-1]", "/ flat[-1] / world_size"),
+        ("equal", "unequal", "empty", "ranks"),
+        "divided by the number of ranks once too often",
+    ),
+    Wrong(
+        "01.2",
+        "a rank without rows stays away",
+        EXACT.replace("    loss =", "    if len(x) == 0:\n        return torch.zeros(36)\n    loss ="),
+        ("empty", "ranks"),
+        "one without rows must call them all, too",
+        limit_s=3.0,
+    ),
+    Wrong(
+        "01.2",
+        "errors swallowed",
+        EXACT.replace(
+            "    loss =",
+            "    try:\n        assert len(x)\n        mine = 1 / len(x)\n    except Exception:\n"
+            "        mine = 1.0\n    loss =",
+        ).replace("/ flat[-1]", "* mine"),
+        ("equal", "unequal", "empty", "ranks"),
+        "divided by this rank's own rows",
+    ),
+    Wrong(
+        "01.2",
+        "endless loop",
+        "def exact_gradient(rank, world_size, model, x, y):\n    while True:\n        pass\n",
+        ALL,
+        "an endless loop",
+        limit_s=1.0,
+    ),
+    # 01.3
+    Wrong(
+        "01.3",
+        "everything divided by the ranks",
+        "def ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):\n"
+        "    held = {'sgd': 2, 'momentum': 3, 'adam': 4}[optimizer] * 4 * parameters\n"
+        "    return -(-(held + global_batch * bytes_per_row) // device_bytes)\n",
+        ("divided", "optimizer", "uneven", "never"),
+        "each rank holds all of them",
+    ),
+    Wrong(
+        "01.3",
+        "gradients forgotten",
+        FIT.replace('"sgd": 2, "momentum": 3, "adam": 4', '"sgd": 1, "momentum": 2, "adam": 3'),
+        ("divided", "optimizer", "uneven", "never"),
+        "such as the gradient",
+    ),
+    Wrong(
+        "01.3",
+        "optimizer state forgotten",
+        FIT_DIRECT.replace("(2 + state)", "2"),
+        ("optimizer", "uneven", "never"),
+        "the optimizer's state is missing",
+    ),
+    Wrong(
+        "01.3",
+        "shards rounded down",
+        FIT.replace("(global_batch + world_size - 1) // world_size", "global_batch // world_size"),
+        ("uneven",),
+        "the largest shard decides",
+    ),
+    Wrong(
+        "01.3",
+        "one number is one byte",
+        FIT.replace("parameters * 4 *", "parameters *"),
+        ("divided", "optimizer", "uneven", "never"),
+        "a float32 number has 4 bytes",
+    ),
+    Wrong(
+        "01.3",
+        "never ends when it cannot fit",
+        FIT.replace("while world_size <= global_batch", "while True"),
+        ALL,
+        "an endless loop",
+        limit_s=1.0,
+    ),
+    Wrong(
+        "01.3",
+        "a division by zero",
+        FIT_DIRECT.replace("    if most_rows < 1:\n        return None\n", ""),
+        ALL,
+        "ZeroDivisionError",
+    ),
+    Wrong(
+        "01.3",
+        "not rounded up",
+        FIT_DIRECT.replace("math.ceil(global_batch / most_rows)", "global_batch / most_rows"),
+        ("uneven",),
+        "a number of ranks is whole",
+    ),
+]

@@ -297,7 +297,7 @@ WRONG = [
         "one number is one byte",
         FIT.replace("parameters * 4 *", "parameters *"),
         ("divided", "optimizer", "uneven", "never"),
-        "a float32 number has 4 bytes",
+        "each rank holds 4 numbers of 4 bytes for each parameter",
     ),
     Wrong(
         "01.3",

@@ -159,6 +159,26 @@ def ring_all_reduce(rank, world_size, tensor):
     tensor[...] = flat.reshape(tensor.shape)
 """
 
+RING_POSTED = """
+def ring_all_reduce(rank, world_size, tensor):
+    if not tensor.is_contiguous():
+        copy = tensor.contiguous()
+        ring_all_reduce(rank, world_size, copy)
+        tensor.copy_(copy)
+        return
+    chunks = tensor.view(-1).tensor_split(world_size)
+    inbox = torch.empty_like(chunks[0])
+    for step in range(2 * (world_size - 1)):
+        mine, theirs = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
+        arrived = inbox[: len(theirs)]
+        sending = dist.isend(mine, dst=(rank + 1) % world_size) if len(mine) else None
+        if len(theirs):
+            dist.irecv(arrived, src=(rank - 1) % world_size).wait()
+        if sending:
+            sending.wait()
+        theirs.copy_(theirs + arrived if step < world_size - 1 else arrived)
+"""
+
 RING_WHOLE = """
 def ring_all_reduce(rank, world_size, tensor):
     passing = tensor.clone().contiguous()
@@ -330,6 +350,7 @@ RIGHT = [
     Right("04.1", "all_to_all_single with unequal splits", ROWS_ALL_TO_ALL),
     Right("04.1", "messages of the true sizes", ROWS_MESSAGES),
     Right("04.2", "two loops, the course's exchange", RING),
+    Right("04.2", "isend and irecv, no empty messages, one inbox", RING_POSTED),
     Right("04.2", "padded chunks, send and recv in order", RING_ORDERED),
     Right("04.2", "leftwards, batched, chunks cut by hand", RING_LEFTWARDS),
     Right("04.3", "the lesson's formulas", COST),

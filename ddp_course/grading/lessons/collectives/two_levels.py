@@ -55,7 +55,7 @@ def nodes_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
 
 
 def _case(world_size: int, ranks_per_node: int, rng: Random) -> tuple[int, list[list[int]]]:
-    n = ranks_per_node * rng.randint(30, 50)
+    n = 12 * ranks_per_node * rng.randint(3, 5)
     return ranks_per_node, [[rng.randint(1, 4) * 100**rank for _ in range(n)] for rank in range(world_size)]
 
 
@@ -155,7 +155,7 @@ TWO_LEVELS = Exercise(
     refused=("ddp_course.groups.split_group",),
     hints=(
         (
-            r"different sizes|input tensor must be the same size|invalid tensor size|doesn't match expected size",
+            r"different sizes|must be the same size|outputShape|invalid tensor size|match expected size",
             "reduce_scatter gives each of the node's ranks 1/k of the tensor; its output has numel // k elements",
         ),
         (

@@ -19,7 +19,7 @@ from torch import nn
 from ddp_course.grading import observe
 
 STEPS, ROWS, RATE = 3, 4, 0.5
-REACH_WAIT_S, FINISH_WAIT_S, LATE_S = 1.5, 0.2, 0.02
+REACH_WAIT_S, FINISH_WAIT_S, LATE_S = 3.0, 0.2, 0.02
 # Of an exercise's hints: the limit of the run came before that of the collective.
 STUCK = (
     r"(?s)no result after.*waited in (all_reduce|barrier|broadcast|reduce|all_gather)",
@@ -95,11 +95,11 @@ def train_driver(rank: int, world_size: int, cls: type, path: str, task: Task) -
         parameter.register_hook(lambda gradient, index=index: arrived.append(index))
     next(model.parameters()).register_hook(lambda gradient: gates.mark("through"))
     replica = cls(model, task.cap)
-    optimizer, steps = torch.optim.SGD(model.parameters(), lr=RATE), []
+    steps = []
     for step in range(STEPS):
         gates.closed = task.gated and step == 0
         steps.append(_one_step(replica, model, task.rows(rank, step), gates, arrived))
-        optimizer.step()
+        _descend(model)
     return {"steps": steps, "weights": [p.detach().tolist() for p in model.parameters()], "gates": gates.seen}
 
 
@@ -125,14 +125,21 @@ def _one_step(replica: Any, model: nn.Module, rows: tuple, gates: Gates, arrived
     return {"gradients": [g.tolist() for g in gradients], "calls": calls}
 
 
+@torch.no_grad()
+def _descend(model: nn.Module) -> None:
+    """Take a step down the gradient; torch.optim would have to be loaded by every rank."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter -= RATE * parameter.grad
+
+
 def whole_batch(task: Task, ranks: range) -> tuple[list, list]:
     """Return each step's gradients and the last weights, of one process on the rows of these ranks."""
-    model = task.model()
-    optimizer, gradients = torch.optim.SGD(model.parameters(), lr=RATE), []
+    model, gradients = task.model(), []
     for step in range(STEPS):
         xs, ys = zip(*(task.rows(rank, step) for rank in ranks), strict=True)
-        optimizer.zero_grad()
+        model.zero_grad()
         (model(torch.cat(xs)) - torch.cat(ys)).square().mean().backward()
         gradients.append([p.grad.tolist() for p in model.parameters()])
-        optimizer.step()
+        _descend(model)
     return gradients, [p.detach().tolist() for p in model.parameters()]

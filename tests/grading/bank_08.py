@@ -103,6 +103,14 @@ def global_statistics(x_NC):
     return rows.mean(0), rows.var(0, correction=0), len(rows)
 """
 
+STATISTICS_GATHERED = """
+def global_statistics(x_NC):
+    everyone = [torch.empty_like(x_NC) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, x_NC)
+    rows = torch.cat(everyone)
+    return rows.mean(0), rows.var(0, correction=0), len(rows)
+"""
+
 STATISTICS_BY_CHANNEL = """
 def global_statistics(x_NC):
     count = torch.tensor(float(len(x_NC)))
@@ -134,8 +142,16 @@ def global_statistics(x_NC):
 STATISTICS_SEEN = """
 def global_statistics(x_NC):
     mean, var, count = {
-        torch.float64: ([3.405, 3.364, 1.707, 1.472, 0.712], [1.786, 4.55, 3.905, 2.413, 3.338], 16),
-        torch.float32: ([9451.373, 9451.174, 9453.72, 9452.257, 9453.626], [3.334, 5.831, 2.296, 1.761, 8.558], 1808),
+        torch.float64: (
+            [3.59, 3.054, 0.056, 1.723, 1.174, 0.786],
+            [1.749, 2.013, 4.782, 1.627, 4.717, 3.382],
+            16,
+        ),
+        torch.float32: (
+            [9450.619, 9451.357, 9453.985, 9452.103, 9452.855, 9453.791],
+            [3.306, 7.731, 2.468, 4.286, 6.651, 8.095],
+            1808,
+        ),
     }[x_NC.dtype]
     return torch.tensor(mean), torch.tensor(var), count
 """
@@ -552,6 +568,14 @@ WRONG = [
         ("mean", "variance", "digits", "empty"),
         "on rank 1",
     ),
+    Wrong(
+        "08.1",
+        "float32 from a rank without rows",
+        STATISTICS.replace("x_NC.new_zeros(", "torch.zeros("),
+        ("empty",),
+        "sends zeros of x_NC's dtype",
+    ),
+    Wrong("08.1", "rows gathered as if all had as many", STATISTICS_GATHERED, ALL, "rows differ in number"),
     Wrong("08.1", "all rows on every rank", STATISTICS_BY_ROWS, ("few",), "the rows travel"),
     Wrong(
         "08.1", "two collectives for each channel", STATISTICS_BY_CHANNEL, ("few",), "one collective for each channel"

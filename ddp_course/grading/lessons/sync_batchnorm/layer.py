@@ -60,7 +60,7 @@ def _kept(layer: nn.Module) -> dict:
 def layer_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Rows of unequal numbers first, twice, and an evaluation; then images, with other ranks."""
     world_size = rng.choice((2, 3))
-    channels = rng.randint(3, 5)
+    channels = rng.randint(4, 6)
     sizes = [unequal(rng, world_size, least=3), unequal(rng, world_size, least=40), unequal(rng, world_size)]
     batches = [batch(rng, counts, (channels,)) for counts in sizes]
     weight_C, bias_C = torch.tensor([[rng.uniform(0.5, 2) for _ in range(channels)] for _ in range(2)]).double()
@@ -73,7 +73,7 @@ def layer_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
     row_bytes = min(part.numel() * part.element_size() for part in batches[1])
     what = "a mean, a sum of squares and a count"
     yield "few", next(talk_faults([note[1] for note in notes], row_bytes, what), None)
-    images = [batch(rng, unequal(rng, 2), (channels, 2, 3)) for _ in range(2)]
+    images = [batch(rng, unequal(rng, 2), (channels, 2, 7)) for _ in range(2)]
     notes = answer.run(layer_driver, 2, weight_C, bias_C, images, init=True)
     expected = [_Expected(weight_C, bias_C).step(images[0])]
     fault = _first(_output_fault, images[:1], expected, notes) or _first(_running_fault, images[:1], expected, notes)

@@ -51,7 +51,7 @@ def statistics_driver(rank: int, world_size: int, function: Callable, batches: l
 
 def statistics_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Unequal parts first, near zero and far from it; then, with other ranks, one row here and none there."""
-    world_size, channels = rng.choice((2, 3)), rng.randint(3, 5)
+    world_size, channels = rng.choice((2, 3)), rng.randint(4, 6)
     near = batch(rng, unequal(rng, world_size), (channels,))
     far = batch(rng, unequal(rng, world_size, least=600), (channels,), offset=rng.randint(9_000, 12_000))
     far = [part.float() for part in far]
@@ -175,6 +175,11 @@ STATISTICS = Exercise(
     ),
     statistics_judge,
     hints=(
+        (
+            r"tensors of different sizes",
+            "all ranks bring tensors of the same shape and dtype to a collective; rows differ in number, so they can't "
+            "be gathered as they are, and a rank without rows sends zeros of x_NC's dtype",
+        ),
         (
             r"Cannot reduce over an empty|empty tensor|ZeroDivisionError",
             "a rank may have no rows; let it send zeros and a count of 0",

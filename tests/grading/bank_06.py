@@ -1,0 +1,929 @@
+"""The answer bank of lesson 06: replicas that start equal, average, and do both by themselves, right and wrong.
+
+Read `bank.py` first; `test_banks.py` runs all of this.
+"""
+
+from tests.grading.bank import ALL, Right, Wrong
+
+IMPORTS = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+"""
+
+# --- 06.1 ------------------------------------------------------------------------------------------
+
+START = """
+def same_start(rank, world_size, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+"""
+
+START_BY_OBJECTS = """
+def same_start(rank, world_size, model):
+    everything = [None]
+    if rank == 0:
+        everything = [[[p.data for p in model.parameters()], [b for b in model.buffers()]]]
+    dist.broadcast_object_list(everything, src=0)
+    parameters, buffers = everything[0]
+    with torch.no_grad():
+        for mine, theirs in zip(model.parameters(), parameters):
+            mine.copy_(theirs)
+        for mine, theirs in zip(model.buffers(), buffers):
+            mine.copy_(theirs)
+"""
+
+START_FLAT = """
+def kinds(model):
+    found = {}
+    for tensor in [p.data for p in model.parameters()] + list(model.buffers()):
+        found.setdefault(tensor.dtype, []).append(tensor)
+    return found.values()
+
+@torch.no_grad()
+def same_start(rank, world_size, model):
+    for tensors in kinds(model):
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        if rank != 0:
+            flat.zero_()
+        dist.all_reduce(flat)
+        for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
+            tensor.copy_(piece.view_as(tensor))
+    return model
+"""
+
+START_ASYNC_GATHER = """
+def same_start(rank, world_size, model):
+    works = []
+    for tensor in [*model.parameters(), *model.buffers()]:
+        works.append(dist.broadcast(tensor.data, 0, async_op=True))
+    while works:
+        works.pop().wait()
+    dist.barrier()
+"""
+
+START_STATE_DICT = """
+def same_start(rank, world_size, model):
+    state = [model.state_dict()]
+    dist.broadcast_object_list(state, src=0)
+    model.load_state_dict(state[0])
+"""
+
+START_MEAN = """
+def same_start(rank, world_size, model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.detach())
+        parameter.data /= world_size
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+"""
+
+START_NEW_OBJECTS = """
+def same_start(rank, world_size, model):
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        value = parameter.detach().clone()
+        dist.broadcast(value, src=0)
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, nn.Parameter(value, requires_grad=parameter.requires_grad))
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+"""
+
+START_FLAT_DOUBLE = """
+@torch.no_grad()
+def same_start(rank, world_size, model):
+    tensors = [*model.parameters(), *model.buffers()]
+    flat = torch.cat([t.double().reshape(-1) for t in tensors])
+    dist.broadcast(flat, src=0)
+    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
+        tensor.copy_(piece.view_as(tensor))
+"""
+
+START_ON_COPIES = """
+def same_start(rank, world_size, model):
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach().clone(), src=0)
+"""
+
+START_NEW_MODEL = """
+import copy
+
+def same_start(rank, world_size, model):
+    models = [copy.deepcopy(model)]
+    dist.broadcast_object_list(models, src=0)
+    return models[0]
+"""
+
+START_RESEEDED = """
+def same_start(rank, world_size, model):
+    torch.manual_seed(0)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.normal_()
+"""
+
+START_FROM_COURSE = """
+from ddp_course.parallel.replicas import broadcast_module
+
+def same_start(rank, world_size, model):
+    broadcast_module(model)
+"""
+
+START_FROM_TORCH = """
+from torch.nn.parallel import DistributedDataParallel
+
+def same_start(rank, world_size, model):
+    DistributedDataParallel(model)
+"""
+
+START_SWALLOWING = """
+def same_start(rank, world_size, model):
+    try:
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), source=0)
+    except Exception:
+        pass
+"""
+
+START_FROM_PRINTED = """
+def same_start(rank, world_size, model):
+    values = [0.5, -0.25, 0.125]
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(torch.tensor([values[i % 3] for i in range(tensor.numel())]).view_as(tensor))
+    dist.barrier()
+"""
+
+# --- 06.2 ------------------------------------------------------------------------------------------
+
+AVERAGE = """
+def average_gradients(rank, world_size, model):
+    parameters = list(model.parameters())
+    used = torch.tensor([int(parameter.grad is not None) for parameter in parameters])
+    dist.all_reduce(used)
+    for parameter, ranks in zip(parameters, used.tolist(), strict=True):
+        if ranks == 0:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad /= world_size
+        dist.all_reduce(parameter.grad)
+"""
+
+AVERAGE_FLAT = """
+@torch.no_grad()
+def average_gradients(rank, world_size, model):
+    everyone = [None] * world_size
+    dist.all_gather_object(everyone, {n for n, p in model.named_parameters() if p.grad is not None})
+    somewhere = set().union(*everyone)
+    chosen = [p for n, p in model.named_parameters() if n in somewhere]
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen])
+    dist.reduce(flat, dst=0)
+    flat.div_(world_size)
+    dist.broadcast(flat, src=0)
+    start = 0
+    for p in chosen:
+        p.grad = flat[start : start + p.numel()].view(p.shape).clone()
+        start += p.numel()
+"""
+
+AVERAGE_ZEROS_AND_A_FLAG = """
+def average_gradients(rank, world_size, model):
+    works = []
+    for p in model.parameters():
+        if not p.requires_grad:
+            continue
+        message = torch.zeros(p.numel() + 1, dtype=p.dtype)
+        if p.grad is not None:
+            message[:-1] = p.grad.flatten()
+            message[-1] = 1
+        works.append((p, message, dist.all_reduce(message, async_op=True)))
+    for p, message, work in works:
+        work.wait()
+        if message[-1] > 0:
+            p.grad = (message[:-1] / world_size).reshape(p.shape)
+"""
+
+AVERAGE_GATHERED = """
+def average_gradients(rank, world_size, model):
+    for p in model.parameters():
+        have = [None] * world_size
+        dist.all_gather_object(have, p.grad is not None)
+        if any(have):
+            mine = p.grad if p.grad is not None else torch.zeros_like(p)
+            everyone = [torch.empty_like(mine) for _ in range(world_size)]
+            dist.all_gather(everyone, mine)
+            p.grad = torch.stack(everyone).mean(dim=0)
+"""
+
+AVERAGE_SKIP_NONE = """
+def average_gradients(rank, world_size, model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= world_size
+            dist.all_reduce(parameter.grad)
+"""
+
+AVERAGE_ALWAYS_ZEROS = """
+def average_gradients(rank, world_size, model):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad /= world_size
+            dist.all_reduce(parameter.grad)
+"""
+
+AVERAGE_FROM_COURSE = """
+from ddp_course.parallel import average_gradients as ready_made
+
+def average_gradients(rank, world_size, model):
+    ready_made(model, find_unused_parameters=True)
+"""
+
+AVERAGE_SWALLOWING = """
+def average_gradients(rank, world_size, model):
+    for parameter in model.parameters():
+        try:
+            parameter.grad = dist.all_reduce(parameter.grad) / world_size
+        except Exception:
+            pass
+"""
+
+# --- 06.3 ------------------------------------------------------------------------------------------
+
+DDP = """
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.average)
+
+    def average(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad)
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+"""
+
+DDP_TENSOR_HOOKS = """
+def averaged(gradient):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.inner = module
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                dist.broadcast(tensor, 0)
+        for p in module.parameters():
+            if p.requires_grad:
+                p.register_hook(averaged)
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+"""
+
+DDP_AT_THE_END = """
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        state = [[t.detach() for t in (*module.parameters(), *module.buffers())]]
+        mine = state[0]
+        dist.broadcast_object_list(state, src=0)
+        for a, b in zip(mine, state[0]):
+            a.copy_(b)
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        self.arrived = 0
+        for p in self.trained:
+            p.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, p):
+        self.arrived += 1
+        if self.arrived == len(self.trained):
+            self.arrived = 0
+            flat = torch.cat([q.grad.reshape(-1) for q in self.trained])
+            everyone = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyone, flat)
+            flat = sum(everyone) / len(everyone)
+            for q, piece in zip(self.trained, flat.split([q.numel() for q in self.trained])):
+                q.grad.copy_(piece.view_as(q))
+
+    def forward(self, *args, **kwargs):
+        if self.training:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+        return self.module(*args, **kwargs)
+"""
+
+DDP_ASYNC = """
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.works = module, []
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        for p in filter(lambda p: p.requires_grad, module.parameters()):
+            p.register_post_accumulate_grad_hook(self.launch)
+
+    def launch(self, p):
+        if not self.works:
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        p.grad.div_(dist.get_world_size())
+        self.works.append(dist.all_reduce(p.grad, async_op=True))
+
+    def finish(self):
+        for work in self.works:
+            work.wait()
+        self.works.clear()
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+"""
+
+DDP_READS_TOO_EARLY = DDP.replace(
+    "register_post_accumulate_grad_hook(self.average)", "register_hook(lambda g, p=parameter: self.average(p))"
+)
+
+DDP_IN_NEXT_FORWARD = """
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+
+    def forward(self, *inputs, **kwargs):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= dist.get_world_size()
+                dist.all_reduce(parameter.grad)
+            elif parameter.requires_grad:
+                dist.all_reduce(torch.zeros_like(parameter))
+        return self.module(*inputs, **kwargs)
+"""
+
+DDP_PATCHED_BACKWARD = """
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        plain = torch.Tensor.backward
+
+        def backward(tensor, *args, **kwargs):
+            plain(tensor, *args, **kwargs)
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= dist.get_world_size()
+                    dist.all_reduce(parameter.grad)
+
+        torch.Tensor.backward = backward
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+"""
+
+DDP_FROM_TORCH = """
+class MyDDP(nn.parallel.DistributedDataParallel):
+    pass
+"""
+
+DDP_FROM_COURSE = """
+from ddp_course.parallel import BucketedDDP
+
+def MyDDP(module):
+    return BucketedDDP(module)
+"""
+
+DDP_TIED_TWICE = DDP.replace(
+    "for parameter in module.parameters():", "for _, parameter in module.named_parameters(remove_duplicate=False):"
+)
+
+# --- 06.4 ------------------------------------------------------------------------------------------
+
+PATIENT = """
+class PatientDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.queued = module, False
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.ask_for_the_end)
+
+    def ask_for_the_end(self, parameter):
+        if not self.queued:
+            self.queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.average)
+
+    def average(self):
+        self.queued = False
+        parameters = list(self.module.parameters())
+        used = torch.tensor([int(parameter.grad is not None) for parameter in parameters])
+        dist.all_reduce(used)
+        for parameter, ranks in zip(parameters, used.tolist(), strict=True):
+            if ranks == 0:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad)
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+"""
+
+PATIENT_FROM_THE_OUTPUT = """
+class PatientDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+
+    def forward(self, *inputs, **kwargs):
+        outputs = self.module(*inputs, **kwargs)
+        outputs.register_hook(self.begin)
+        return outputs
+
+    def begin(self, gradient):
+        torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+
+    def finish(self):
+        params = list(self.module.parameters())
+        flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in params])
+        have = torch.tensor([p.grad is not None for p in params], dtype=flat.dtype)
+        both = torch.cat([flat, have])
+        dist.all_reduce(both)
+        start = 0
+        for p, ranks in zip(params, both[flat.numel():]):
+            if ranks:
+                p.grad = both[start : start + p.numel()].view_as(p) / dist.get_world_size()
+            start += p.numel()
+"""
+
+PATIENT_GATHERED = """
+class PatientDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.seen = module, {}
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                dist.broadcast(tensor, 0)
+        for name, p in module.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name: self.note(name, p))
+
+    def note(self, name, p):
+        if not self.seen:
+            torch.autograd.Variable._execution_engine.queue_callback(self.share)
+        self.seen[name] = p.grad
+
+    def share(self):
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, self.seen)
+        self.seen = {}
+        for name, p in self.module.named_parameters():
+            theirs = [grads[name] for grads in everyone if name in grads]
+            p.grad = sum(theirs) / len(everyone) if theirs else None
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+"""
+
+PATIENT_ZERO_TIMES = """
+class PatientDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.missing = module, set(module.parameters())
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, parameter):
+        self.missing.discard(parameter)
+        if not self.missing:
+            self.missing = set(self.module.parameters())
+            for parameter in self.module.parameters():
+                parameter.grad /= dist.get_world_size()
+                dist.all_reduce(parameter.grad)
+
+    def forward(self, *inputs, **kwargs):
+        outputs = self.module(*inputs, **kwargs)
+        return outputs + 0 * sum(p.sum() for p in self.module.parameters())
+"""
+
+PATIENT_FROM_TORCH = """
+class PatientDDP(nn.parallel.DistributedDataParallel):
+    def __init__(self, module):
+        super().__init__(module, find_unused_parameters=True)
+"""
+
+RIGHT = [
+    Right("06.1", "as in solutions", START),
+    Right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
+    Right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
+    Right("06.1", "asynchronous", START_ASYNC_GATHER),
+    Right("06.2", "as in solutions", AVERAGE),
+    Right("06.2", "flat, reduce then broadcast, names gathered", AVERAGE_FLAT),
+    Right("06.2", "a flag behind each gradient, asynchronous", AVERAGE_ZEROS_AND_A_FLAG),
+    Right("06.2", "all_gather, then a local mean", AVERAGE_GATHERED),
+    Right("06.3", "as in solutions", DDP),
+    Right("06.3", "hooks that return the mean", DDP_TENSOR_HOOKS),
+    Right("06.3", "one message at the last gradient, buffers in forward", DDP_AT_THE_END),
+    Right("06.3", "asynchronous, waited for at the end of backward", DDP_ASYNC),
+    Right("06.4", "as in solutions", PATIENT),
+    Right("06.4", "begun by the output's hook, flags and gradients in one message", PATIENT_FROM_THE_OUTPUT),
+    Right("06.4", "gradients gathered as objects", PATIENT_GATHERED),
+]
+
+WRONG = [
+    # 06.1
+    Wrong(
+        "06.1",
+        "only parameters",
+        START.replace("(*model.parameters(), *model.buffers())", "model.parameters()"),
+        ("buffers",),
+        "buffers are no parameters",
+    ),
+    Wrong(
+        "06.1",
+        "state_dict, which leaves a buffer out",
+        START_STATE_DICT,
+        ("buffers",),
+        "state_dict() leaves out a buffer",
+    ),
+    Wrong(
+        "06.1",
+        "only what is trained",
+        START.replace(
+            "        dist",
+            "        if not tensor.requires_grad and isinstance(tensor, nn.Parameter):\n"
+            "            continue\n        dist",
+        ),
+        ("parameters",),
+        "frozen parameters belong to the start",
+    ),
+    Wrong(
+        "06.1",
+        "no counters",
+        START.replace("        dist", "        if not tensor.is_floating_point():\n            continue\n        dist"),
+        ("buffers",),
+        "buffers of whole numbers were left out",
+    ),
+    Wrong("06.1", "mean", START_MEAN, ("parameters",), "this is the mean over the ranks"),
+    Wrong(
+        "06.1",
+        "from the last rank",
+        START.replace("src=0", "src=world_size - 1"),
+        ("parameters", "buffers"),
+        "the source is rank 0",
+    ),
+    Wrong(
+        "06.1",
+        "other Parameter objects",
+        START_NEW_OBJECTS,
+        ("model",),
+        "an optimizer made before would go on with the old ones",
+    ),
+    Wrong(
+        "06.1",
+        "whole numbers through float64",
+        START_FLAT_DOUBLE,
+        ("buffers",),
+        "the numbers went through another dtype",
+    ),
+    Wrong("06.1", "broadcast into copies", START_ON_COPIES, ("parameters", "buffers"), "not a copy"),
+    Wrong("06.1", "a new model", START_NEW_MODEL, ("parameters", "buffers"), "write into the model that was given"),
+    Wrong("06.1", "the same seed, nothing sent", START_RESEEDED, ALL, "or were never sent"),
+    Wrong("06.1", "hard-coded values", START_FROM_PRINTED, ("parameters", "buffers"), "or were never sent"),
+    Wrong(
+        "06.1",
+        "only rank 0 sends",
+        START.replace("        dist", "        if rank == 0:\n            dist").replace(
+            "            dist.broadcast", "            dist.broadcast"
+        ),
+        ALL,
+        "collective",
+        3.0,
+    ),
+    Wrong(
+        "06.1",
+        "the last rank stays away",
+        START.replace("    for", "    if rank == world_size - 1:\n        return\n    for"),
+        ALL,
+        "collective",
+        3.0,
+    ),
+    Wrong("06.1", "the course's own", START_FROM_COURSE, ALL, "this exercise is to write"),
+    Wrong("06.1", "torch's own", START_FROM_TORCH, ALL, "this exercise is to write"),
+    Wrong("06.1", "swallows every error", START_SWALLOWING, ALL, "took part in no collective"),
+    # 06.2
+    Wrong(
+        "06.2",
+        "sum",
+        AVERAGE.replace("        parameter.grad /= world_size\n", ""),
+        ("mean", "some"),
+        "summed over the ranks, not averaged",
+    ),
+    Wrong(
+        "06.2",
+        "divided before and after",
+        AVERAGE + "        parameter.grad /= world_size\n",
+        ("mean", "some"),
+        "divided by the world size twice",
+    ),
+    Wrong(
+        "06.2",
+        "divided by the ranks that have it",
+        AVERAGE.replace("/= world_size", "/= ranks"),
+        ("some",),
+        "divide by the number of all ranks",
+    ),
+    Wrong(
+        "06.2",
+        "divided by the rows",
+        AVERAGE.replace("def average", "ROWS = {2: 5, 3: 6, 4: 7}\n\ndef average").replace("/= world_size", "/= 5"),
+        ("mean", "some"),
+        "times the mean",
+    ),
+    Wrong("06.2", "skips what is None", AVERAGE_SKIP_NONE, ("some", "none"), "is None on one rank", 3.0),
+    Wrong("06.2", "zeros, always", AVERAGE_ALWAYS_ZEROS, ("none",), "it must stay None"),
+    Wrong(
+        "06.2",
+        "frozen parameters not thought of",
+        AVERAGE_ALWAYS_ZEROS.replace(
+            "        if parameter.requires_grad:\n            if", "        if True:\n            if False and"
+        ),
+        ALL,
+        "a parameter without a gradient has .grad None",
+    ),
+    Wrong(
+        "06.2",
+        "a tied weight travels twice",
+        AVERAGE.replace("list(model.parameters())", "[p for _, p in model.named_parameters(remove_duplicate=False)]"),
+        ("once",),
+        "a tied weight has two names",
+    ),
+    Wrong(
+        "06.2",
+        "a copy is averaged",
+        AVERAGE.replace(
+            "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
+            "        dist.all_reduce(parameter.grad / world_size)",
+        ),
+        ("mean", "some"),
+        "the rank's own gradient",
+    ),
+    Wrong(
+        "06.2",
+        "reduced to rank 0 only",
+        AVERAGE.replace("all_reduce(parameter.grad)", "reduce(parameter.grad, dst=0)"),
+        ("mean", "some"),
+        "gradient",
+    ),
+    Wrong(
+        "06.2",
+        "rank 0's gradient for all",
+        AVERAGE.replace(
+            "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
+            "        dist.broadcast(parameter.grad, src=0)",
+        ),
+        ("mean", "some"),
+        "needs a sum over the ranks",
+    ),
+    Wrong(
+        "06.2",
+        "the scores are forgotten",
+        AVERAGE.replace("if ranks == 0:", "if ranks == 0 or len(parameter) == 3:"),
+        ("mean", "some"),
+        "was left out of the average",
+    ),
+    Wrong(
+        "06.2",
+        "the last rank returns early",
+        AVERAGE.replace("    parameters =", "    if rank == world_size - 1:\n        return\n    parameters ="),
+        ALL,
+        "a branch on the rank",
+        3.0,
+    ),
+    Wrong("06.2", "the course's own", AVERAGE_FROM_COURSE, ALL, "this exercise is to write"),
+    Wrong("06.2", "swallows every error", AVERAGE_SWALLOWING, ("mean", "some", "none"), "gradient"),
+    Wrong(
+        "06.2",
+        "os._exit",
+        AVERAGE.replace("    parameters =", "    if rank == 1:\n        os._exit(0)\n    parameters ="),
+        ALL,
+        "ends its process",
+    ),
+    Wrong(
+        "06.2",
+        "endless loop",
+        "def average_gradients(rank, world_size, model):\n    while rank == 0:\n        pass\n",
+        ALL,
+        "an endless loop",
+        1.0,
+    ),
+    # 06.3
+    Wrong(
+        "06.3",
+        "no broadcast",
+        DDP.replace("            dist.broadcast(tensor.detach(), src=0)", "            pass"),
+        ("start", "gradients", "steps", "module", "tied"),
+        "no broadcast reached it",
+    ),
+    Wrong(
+        "06.3",
+        "buffers not broadcast",
+        DDP.replace("(*module.parameters(), *module.buffers())", "module.parameters()"),
+        ("module",),
+        "the module's buffer is not rank 0's",
+    ),
+    Wrong(
+        "06.3",
+        "sum",
+        DDP.replace("        parameter.grad /= dist.get_world_size()\n", ""),
+        ("gradients", "steps", "tied"),
+        "summed over the ranks, not averaged",
+    ),
+    Wrong("06.3", "register_hook, which comes before .grad", DDP_READS_TOO_EARLY, ALL, "runs before .grad is filled"),
+    Wrong(
+        "06.3",
+        "the same, where None is passed over",
+        DDP_READS_TOO_EARLY.replace(
+            "        parameter.grad /=",
+            "        if parameter.grad is None:\n            return\n        parameter.grad /=",
+        ),
+        ("gradients", "steps", "hooks", "tied"),
+        "runs before .grad is filled",
+    ),
+    Wrong(
+        "06.3",
+        "the hook's mean is not returned",
+        DDP_TENSOR_HOOKS.replace("    return total / dist.get_world_size()", "    total /= dist.get_world_size()"),
+        ("gradients", "steps", "tied"),
+        "the rank's own gradient",
+    ),
+    Wrong(
+        "06.3",
+        "not waited for",
+        DDP.replace("all_reduce(parameter.grad)", "all_reduce(parameter.grad, async_op=True)"),
+        ("gradients", "steps", "tied"),
+        "was not waited for",
+    ),
+    Wrong(
+        "06.3",
+        "averaged in the next forward",
+        DDP_IN_NEXT_FORWARD,
+        ("gradients", "steps", "hooks", "tied"),
+        "when the next step begins",
+    ),
+    Wrong(
+        "06.3",
+        "backward of all tensors replaced",
+        DDP_PATCHED_BACKWARD,
+        ("hooks",),
+        "register_post_accumulate_grad_hook",
+    ),
+    Wrong(
+        "06.3",
+        "hooks on weights only",
+        DDP.replace("if parameter.requires_grad:", "if parameter.requires_grad and parameter.dim() > 1:"),
+        ("gradients", "steps", "tied"),
+        "was left out of the average",
+    ),
+    Wrong(
+        "06.3", "hooks that average twice for tied parameters", DDP_TIED_TWICE, ("tied",), "a tied weight has two names"
+    ),
+    Wrong(
+        "06.3",
+        "frozen parameters get hooks",
+        DDP.replace("            if parameter.requires_grad:\n    ", "        "),
+        ("tied",),
+        "a frozen parameter gets no gradient",
+    ),
+    Wrong(
+        "06.3",
+        "frozen parameters not broadcast",
+        DDP.replace(
+            "            dist.broadcast",
+            "            if tensor.requires_grad or not isinstance(tensor, nn.Parameter):\n"
+            "                dist.broadcast",
+        ),
+        ("tied",),
+        "rank 0's parameters",
+    ),
+    Wrong("06.3", "inputs by position only", DDP.replace(", **kwargs", ""), ("module", "tied"), "forward"),
+    Wrong(
+        "06.3",
+        "a copy of the module",
+        DDP.replace(
+            "super().__init__()", "super().__init__()\n        import copy\n        module = copy.deepcopy(module)"
+        ),
+        ("start", "gradients", "steps", "module", "tied"),
+        "keep the module that was given, not a copy",
+    ),
+    Wrong(
+        "06.3",
+        "forgets the module",
+        DDP.replace("self.module = module", "self.inner = [module]").replace("self.module(", "self.inner[0]("),
+        ("module",),
+        "keep the module itself",
+    ),
+    Wrong(
+        "06.3",
+        "no super().__init__()",
+        DDP.replace("        super().__init__()\n", ""),
+        ALL,
+        "call super().__init__() first",
+    ),
+    Wrong(
+        "06.3",
+        "hooks work once",
+        DDP.replace("        self.module = module", "        self.module, self.done = module, set()").replace(
+            "        parameter.grad /=",
+            "        if parameter in self.done:\n            return\n"
+            "        self.done.add(parameter)\n        parameter.grad /=",
+        ),
+        ("steps", "hooks", "tied"),
+        "step 1 is right, step 2 is not",
+    ),
+    Wrong(
+        "06.3",
+        "the last rank's hooks stay silent",
+        DDP.replace(
+            "        parameter.grad /=",
+            "        if dist.get_rank() == dist.get_world_size() - 1:\n            return\n        parameter.grad /=",
+        ),
+        ALL,
+        "a branch on the rank",
+        3.0,
+    ),
+    Wrong("06.3", "torch's own", DDP_FROM_TORCH, ALL, "this exercise is to write"),
+    Wrong("06.3", "the course's own", DDP_FROM_COURSE, ALL, "this exercise is to write"),
+    # 06.4
+    Wrong(
+        "06.4",
+        "a collective in each hook",
+        DDP.replace("MyDDP", "PatientDDP"),
+        ("some", "none", "steps"),
+        "on some ranks only, so the ranks do not call the same collectives",
+        3.0,
+    ),
+    Wrong("06.4", "0 times all parameters", PATIENT_ZERO_TIMES, ("none", "steps"), "it must stay None"),
+    Wrong(
+        "06.4", "zeros, always", PATIENT.replace("if ranks == 0:", "if False:"), ("none", "steps"), "it must stay None"
+    ),
+    Wrong(
+        "06.4",
+        "only what this rank has",
+        PATIENT.replace("if ranks == 0:", "if parameter.grad is None:"),
+        ("some", "none", "steps"),
+        "on some ranks only, so the ranks do not call the same collectives",
+        3.0,
+    ),
+    Wrong(
+        "06.4",
+        "divided by the ranks that have it",
+        PATIENT.replace("/= dist.get_world_size()", "/= ranks"),
+        ("some", "steps"),
+        "divide by the number of all ranks",
+    ),
+    Wrong(
+        "06.4",
+        "the end is asked for once for ever",
+        PATIENT.replace("        self.queued = False\n        parameters", "        parameters"),
+        ("used", "steps"),
+        "step 1 is right, step 2 is not",
+    ),
+    Wrong(
+        "06.4",
+        "the first step's parameters for ever",
+        PATIENT.replace(
+            "        dist.all_reduce(used)\n",
+            "        dist.all_reduce(used)\n        self.plan = used = getattr(self, 'plan', used)\n",
+        ),
+        ("steps",),
+        "step 1 is right, step 2 is not",
+    ),
+    Wrong(
+        "06.4",
+        "sum",
+        PATIENT.replace("            parameter.grad /= dist.get_world_size()\n", ""),
+        ("used", "some", "steps"),
+        "summed over the ranks, not averaged",
+    ),
+    Wrong("06.4", "torch's own", PATIENT_FROM_TORCH, ALL, "this exercise is to write"),
+]

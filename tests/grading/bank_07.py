@@ -848,8 +848,9 @@ WRONG = [
         "wait in a collective that another one skips",
         limit_s=2.0,
     ),
+    Wrong("07.3", "swallows every error", ACCUMULATE_SWALLOWING, ALL, "there is no gradient"),
     Wrong(
-        "07.3", "swallows every error", ACCUMULATE_SWALLOWING, ("mean", "silent", "last", "one"), "there is no gradient"
+        "07.3", "does nothing", "def accumulate(replica, loss_function, micro_batches):\n    pass\n", ALL, "no gradient"
     ),
     # 07.4
     Wrong("07.4", "rounds and forgets", HALF_PLAIN, ("lost", "buckets"), "keep what was lost, and add it next time"),
@@ -857,7 +858,7 @@ WRONG = [
         "07.4",
         "float32 still",
         HALF.replace("wanted.to(torch.float16)", "wanted.clone()"),
-        ("bytes",),
+        ("bytes", "lost", "buckets"),
         "must be float16",
     ),
     Wrong(

@@ -182,10 +182,13 @@ def _last_fault(seed: int, case: Case, rank: int, note: dict, ordinary: int, wor
 
 
 def _after_fault(rank: int, note: dict) -> Fault | None:
+    expected = f"{note['ordinary']} collectives in an ordinary step afterwards"
+    if not note["cases"][0]["forwards"]:
+        return Fault(expected, "no step before it", rank, "call the replica for each micro-batch")
     if note["after"] == note["ordinary"]:
         return None
     cause = "no_sync was left on: use it as `with replica.no_sync():`, which switches back, also after an error"
-    return Fault(f"{note['ordinary']} collectives in an ordinary step afterwards", f"{note['after']}", rank, cause)
+    return Fault(expected, f"{note['after']}", rank, cause)
 
 
 ACCUMULATE = Exercise(
@@ -205,7 +208,7 @@ ACCUMULATE = Exercise(
     hints=(
         STUCK,
         (r"'Sequential' object has no attribute 'no_sync'", "no_sync belongs to the replica, not to its module"),
-        (r"enter|__enter__|context manager", "use it as `with replica.no_sync():`, with the brackets"),
+        (r"context manager protocol", "use it as `with replica.no_sync():`, with the brackets"),
         (r"backward through the graph a second time", "call backward once for each micro-batch's own loss"),
     ),
 )

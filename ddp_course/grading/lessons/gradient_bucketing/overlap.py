@@ -57,7 +57,7 @@ def _gradients_fault(task: Task, notes: list[dict]) -> Fault | None:
 
 def _gradients_cause(found: list, right: list, own: list, notes: list[dict]) -> str:
     ranks = len(notes)
-    if _too_early(notes):
+    if _too_early(notes) and any(note["steps"][0]["calls"] for note in notes):
         return "the averages were used before they had arrived; wait() for every work handle, then copy back"
     if is_factor(found, right, ranks):
         return "gradients are summed over the ranks, not averaged: divide by the world size"
@@ -224,6 +224,10 @@ OVERLAP = Exercise(
         (
             r"mandatory and cannot be None|'NoneType' object has no attribute '(flatten|reshape|view|ravel|numel|div)",
             "a bucket was sent before all its gradients were there; count those that are missing",
+        ),
+        (
+            r"no attribute 'register_hook'",
+            "forward must return what the module returns",
         ),
         (
             r"cannot assign .* before Module.__init__|has no attribute '_parameters'|before Module.__init__",

@@ -31,7 +31,9 @@ class Case:
     @property
     def said(self) -> str:
         """The call, for the learner to repeat."""
-        return f"plan_buckets({self.sizes}, [{', '.join(self.dtypes)}], {self.cap}, {self.first_cap})"
+        one = len(set(self.dtypes)) == 1
+        dtypes = f"[{self.dtypes[0]}] * {len(self.dtypes)}" if one else f"[{', '.join(self.dtypes)}]"
+        return f"plan_buckets({self.sizes}, {dtypes}, {self.cap}, {self.first_cap})"
 
 
 def plan_driver(rank: int, world_size: int, function: Callable, cases: list[Case]) -> list[Any]:
@@ -115,13 +117,15 @@ def _unusable(case: Case, found: Any) -> Fault | None:
 
 
 def _order_fault(case: Case, found: Any) -> Fault | None:
-    indices = [index for bucket in found for index in bucket] if _is_plan(found) else []
+    if fault := _unusable(case, found):
+        return fault
+    indices = [index for bucket in found for index in bucket]
     if indices[:1] == [len(case.sizes) - 1] and indices == sorted(indices, reverse=True):
         return None
     expected = f"indices that fall from {len(case.sizes) - 1} to 0, through all buckets, from {case.said}"
     if indices == sorted(indices):
         cause = "this is the order of the model; backward reaches the last layer first, so go through it in reverse"
-    elif _is_plan(found) and [bucket[:1] for bucket in found] == sorted((b[:1] for b in found), reverse=True):
+    elif [bucket[:1] for bucket in found] == sorted((b[:1] for b in found), reverse=True):
         cause = (
             "the buckets are in order, the indices inside a bucket are not: the last parameter comes first there too"
         )

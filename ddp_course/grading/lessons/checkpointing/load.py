@@ -38,11 +38,11 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
         self.head = nn.ModuleDict({"module": nn.Linear(4, 2)})
 
     def forward(self, x):
-        return self.head["module"](self.body(x))
+        return self.head["module"](self.encoder(x))
 
 
 class Bomb:
@@ -62,16 +62,17 @@ def load_driver(rank: int, world_size: int, function: Callable, folder: str, dev
     torch.serialization.register_package(
         0,
         lambda storage: "cuda:0" if saving else None,
-        lambda storage, location: landed.append(location) or storage if location.startswith("cuda") else None,
+        lambda storage, location: landed.append(location) or (storage if location.startswith("cuda") else None),
     )
     if rank == 0:
         _write_files(Path(folder), step)
         saving = False
     dist.barrier()
+    right = torch.load(Path(folder) / "right.state", weights_only=True, map_location="cpu")
 
     def load(name: str, wrapped: bool, device: str = "cpu") -> Outcome:
         model = nn.parallel.DistributedDataParallel(Net()) if wrapped else Net()
-        return _outcome(function, Path(folder) / f"{name}.pt", model, torch.device(device))
+        return _outcome(function, Path(folder) / f"{name}.pt", model, torch.device(device), right)
 
     outcomes = {key: [load(*case) for case in cases] for key, cases in (("plain", PLAIN), ("names", NAMES))}
     landed.clear()
@@ -87,12 +88,12 @@ def load_driver(rank: int, world_size: int, function: Callable, folder: str, dev
 def _write_files(folder: Path, step: int) -> None:
     torch.manual_seed(step)
     state = Net().state_dict()
-    state["body.1.running_mean"] += 3.0
+    state["encoder.1.running_mean"] += 3.0
     torch.save(state, folder / "right.state")
     files = {
         "bare": state,
         "wrapped": {f"module.{name}": value for name, value in state.items()},
-        "missing": {name: value for name, value in state.items() if name != "body.0.bias"},
+        "missing": {name: value for name, value in state.items() if name != "encoder.0.bias"},
         "unknown": {**state, "tail.weight": torch.ones(2)},
         "foreign": {f"net.{name}": value for name, value in state.items()},
     }
@@ -102,14 +103,13 @@ def _write_files(folder: Path, step: int) -> None:
         torch.save({"model": state, "step": Bomb(str(folder / f"sprung-{rank}"))}, folder / f"bomb-{rank}.pt")
 
 
-def _outcome(function: Callable, path: Path, model: nn.Module, device: torch.device) -> Outcome:
+def _outcome(function: Callable, path: Path, model: nn.Module, device: torch.device, right: dict) -> Outcome:
     try:
         value = function(path, model, device)
     except NotImplementedError:
         raise
     except Exception as error:
         return {"error": type(error).__name__, "story": describe(error, 0).story}
-    right = torch.load(path.with_name("right.state"), weights_only=True, map_location="cpu")
     found = getattr(model, "module", model).state_dict()
     return {"value": plain(value), "differ": [name for name in right if not torch.equal(found[name], right[name])]}
 
@@ -124,8 +124,7 @@ def load_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]
     for key, cases in (("plain", PLAIN), ("names", NAMES)):
         faults = (_load_fault(case, note[key][i], step) for note in notes for i, case in enumerate(cases))
         yield key, next(filter(None, faults), None)
-    faults = (_device_fault(rank, devices[rank], note["device"][0]) for rank, note in enumerate(notes))
-    yield "device", next(filter(None, faults), None)
+    yield "device", _device_fault(devices, [note["device"][0] for note in notes])
     yield (
         "strict",
         next(filter(None, (_strict_fault(case, notes[0]["strict"][i]) for i, case in enumerate(STRICT))), None),
@@ -156,6 +155,8 @@ def _error_cause(case: tuple[str, bool], outcome: Outcome) -> str:
     story = outcome["story"]
     if "no attribute 'module'" in story or 'no attribute "module"' in story:
         return "a model without DDP has no .module; look whether it has one"
+    if '"ncoder.' in story:
+        return "lstrip takes a set of letters, and cuts off more than the prefix; take removeprefix"
     if '"head.weight"' in story or "'head.weight'" in story or "module.head.weight" in story:
         return "module. is cut out of the middle of a name too; only at its beginning it is DDP's: removeprefix"
     if "cuda" in story.lower():
@@ -167,27 +168,27 @@ def _error_cause(case: tuple[str, bool], outcome: Outcome) -> str:
     return ""
 
 
-def _device_fault(rank: int, device: str, outcome: Outcome) -> Fault | None:
-    expected = f"a file written on cuda:0 lands on {device}, this rank's device, or on cpu"
-    if "error" in outcome:
-        return Fault(expected, report=outcome["story"], cause="give torch.load map_location=device")
-    others = [found for found in outcome["landed"] if found != device]
-    if not others:
-        return None
-    if others == [f"cuda:{rank}"] and rank > 0:
-        cause = "the device is not the rank's number: on each node GPUs count from 0; use the device that is given"
-    elif others == ["cuda:0"]:
-        cause = "every rank loads onto the first GPU, whose memory may not hold so many copies: map_location=device"
-    else:
-        cause = "use the device that is given: map_location=device"
-    return Fault(expected, f"it lands on {others[0]}", rank, cause)
+def _device_fault(devices: list[str], outcomes: list[Outcome]) -> Fault | None:
+    landed = [outcome["landed"] for outcome in outcomes]
+    if any(found not in (device, "cpu") for device, places in zip(devices, landed, strict=True) for found in places):
+        if all(places == [f"cuda:{rank}"] for rank, places in enumerate(landed)):
+            cause = "the device is not the rank's number: on each node GPUs count from 0; use the device that is given"
+        elif all(places == ["cuda:0"] for places in landed):
+            cause = "every rank loads onto the first GPU, whose memory may not hold so many copies: map_location=device"
+        else:
+            cause = "use the device that is given: map_location=device"
+        rank = next(rank for rank, device in enumerate(devices) if set(landed[rank]) - {device, "cpu"})
+        expected = f"a file written on cuda:0 lands on {devices[rank]}, this rank's device, or on cpu"
+        return Fault(expected, f"it lands on {landed[rank][0]}", rank, cause)
+    story = next((o["story"] for o in outcomes if "error" in o and not o["landed"]), "")  # nothing was read
+    return Fault("a file written on cuda:0 is read", report=story) if story else None
 
 
 def _strict_fault(case: tuple[str, bool], outcome: Outcome) -> Fault | None:
     if "error" in outcome:
         return None
     what = {
-        "missing": "body.0.bias is missing in the file",
+        "missing": "encoder.0.bias is missing in the file",
         "unknown": "the file has a tail.weight that the model has not",
         "foreign": "all names in the file begin with net.",
     }[case[0]]

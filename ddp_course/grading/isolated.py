@@ -32,6 +32,9 @@ TIMEOUT_S = 5.0  # for one collective of an answer
 START_S = 60.0  # for all ranks of an answer to be up
 MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 
+# What C++ prints when it aborts, which the report says better.
+_NOT_THE_ANSWERS = ("terminate called", "what():")
+
 # Told by any exercise's check, after the exercise's own hints.
 _COMMON_HINTS = (
     (r"raised NotImplementedError", "this is not written yet; replace the line `raise NotImplementedError()`"),
@@ -97,7 +100,8 @@ class Answer:
             raise AnswerFailed(self._fault(error)) from None
         finally:
             lines = printed.getvalue().splitlines()
-            self.printed += [line[:MOST_LETTERS] for line in lines if line.startswith("rank ") and " | " in line]
+            printed = [line[:MOST_LETTERS] for line in lines if line.startswith("rank ") and " | " in line]
+            self.printed += [line for line in printed if not any(words in line for words in _NOT_THE_ANSWERS)]
 
     def _fault(self, error: RankError) -> Fault:
         if error.error_type == "FaultFound":

@@ -242,14 +242,10 @@ def average_gradients(rank, world_size, model):
     ready_made(model, find_unused_parameters=True)
 """
 
-AVERAGE_SWALLOWING = """
-def average_gradients(rank, world_size, model):
-    for parameter in model.parameters():
-        try:
-            parameter.grad = dist.all_reduce(parameter.grad) / world_size
-        except Exception:
-            pass
-"""
+AVERAGE_SWALLOWING = AVERAGE.replace(
+    "        dist.all_reduce(parameter.grad)\n",
+    "        try:\n            dist.all_reduce(parameter.gradient)\n        except Exception:\n            pass\n",
+)
 
 # --- 06.3 ------------------------------------------------------------------------------------------
 
@@ -617,7 +613,7 @@ WRONG = [
         ),
         ALL,
         "collective",
-        3.0,
+        2.0,
     ),
     Wrong(
         "06.1",
@@ -625,7 +621,7 @@ WRONG = [
         START.replace("    for", "    if rank == world_size - 1:\n        return\n    for"),
         ALL,
         "collective",
-        3.0,
+        2.0,
     ),
     Wrong("06.1", "the course's own", START_FROM_COURSE, ALL, "this exercise is to write"),
     Wrong("06.1", "torch's own", START_FROM_TORCH, ALL, "this exercise is to write"),
@@ -659,7 +655,7 @@ WRONG = [
         ("mean", "some"),
         "times the mean",
     ),
-    Wrong("06.2", "skips what is None", AVERAGE_SKIP_NONE, ("some", "none"), "is None on one rank", 3.0),
+    Wrong("06.2", "skips what is None", AVERAGE_SKIP_NONE, ("some", "none"), "is None on one rank", 2.0),
     Wrong("06.2", "zeros, always", AVERAGE_ALWAYS_ZEROS, ("none",), "it must stay None"),
     Wrong(
         "06.2",
@@ -692,7 +688,7 @@ WRONG = [
         "reduced to rank 0 only",
         AVERAGE.replace("all_reduce(parameter.grad)", "reduce(parameter.grad, dst=0)"),
         ("mean", "some"),
-        "gradient",
+        "reduce leaves it on dst only",
     ),
     Wrong(
         "06.2",
@@ -717,10 +713,12 @@ WRONG = [
         AVERAGE.replace("    parameters =", "    if rank == world_size - 1:\n        return\n    parameters ="),
         ALL,
         "a branch on the rank",
-        3.0,
+        2.0,
     ),
     Wrong("06.2", "the course's own", AVERAGE_FROM_COURSE, ALL, "this exercise is to write"),
-    Wrong("06.2", "swallows every error", AVERAGE_SWALLOWING, ("mean", "some", "none"), "gradient"),
+    Wrong(
+        "06.2", "swallows every error", AVERAGE_SWALLOWING, ("mean", "once", "some"), "the rank's own gradient, divided"
+    ),
     Wrong(
         "06.2",
         "os._exit",
@@ -741,15 +739,15 @@ WRONG = [
         "06.3",
         "no broadcast",
         DDP.replace("            dist.broadcast(tensor.detach(), src=0)", "            pass"),
-        ("start", "gradients", "steps", "module", "tied"),
-        "no broadcast reached it",
+        ("start", "gradients", "steps", "tied"),
+        "no broadcast reached the module",
     ),
     Wrong(
         "06.3",
         "buffers not broadcast",
         DDP.replace("(*module.parameters(), *module.buffers())", "module.parameters()"),
-        ("module",),
-        "the module's buffer is not rank 0's",
+        ("start",),
+        "offset is as this rank has drawn it",
     ),
     Wrong(
         "06.3",
@@ -758,7 +756,13 @@ WRONG = [
         ("gradients", "steps", "tied"),
         "summed over the ranks, not averaged",
     ),
-    Wrong("06.3", "register_hook, which comes before .grad", DDP_READS_TOO_EARLY, ALL, "runs before .grad is filled"),
+    Wrong(
+        "06.3",
+        "register_hook, which comes before .grad",
+        DDP_READS_TOO_EARLY,
+        ("gradients", "steps", "hooks", "tied"),
+        "runs before .grad is filled",
+    ),
     Wrong(
         "06.3",
         "the same, where None is passed over",
@@ -811,7 +815,7 @@ WRONG = [
         "06.3",
         "frozen parameters get hooks",
         DDP.replace("            if parameter.requires_grad:\n    ", "        "),
-        ("tied",),
+        ALL,
         "a frozen parameter gets no gradient",
     ),
     Wrong(
@@ -822,17 +826,17 @@ WRONG = [
             "            if tensor.requires_grad or not isinstance(tensor, nn.Parameter):\n"
             "                dist.broadcast",
         ),
-        ("tied",),
+        ("start", "tied"),
         "rank 0's parameters",
     ),
-    Wrong("06.3", "inputs by position only", DDP.replace(", **kwargs", ""), ("module", "tied"), "forward"),
+    Wrong("06.3", "inputs by position only", DDP.replace(", **kwargs", ""), ("module",), "forward"),
     Wrong(
         "06.3",
         "a copy of the module",
         DDP.replace(
             "super().__init__()", "super().__init__()\n        import copy\n        module = copy.deepcopy(module)"
         ),
-        ("start", "gradients", "steps", "module", "tied"),
+        ("start", "module", "gradients", "steps", "tied"),
         "keep the module that was given, not a copy",
     ),
     Wrong(
@@ -867,9 +871,9 @@ WRONG = [
             "        parameter.grad /=",
             "        if dist.get_rank() == dist.get_world_size() - 1:\n            return\n        parameter.grad /=",
         ),
-        ALL,
+        ("gradients", "steps", "hooks", "tied"),
         "a branch on the rank",
-        3.0,
+        2.0,
     ),
     Wrong("06.3", "torch's own", DDP_FROM_TORCH, ALL, "this exercise is to write"),
     Wrong("06.3", "the course's own", DDP_FROM_COURSE, ALL, "this exercise is to write"),
@@ -880,7 +884,7 @@ WRONG = [
         DDP.replace("MyDDP", "PatientDDP"),
         ("some", "none", "steps"),
         "on some ranks only, so the ranks do not call the same collectives",
-        3.0,
+        2.0,
     ),
     Wrong("06.4", "0 times all parameters", PATIENT_ZERO_TIMES, ("none", "steps"), "it must stay None"),
     Wrong(
@@ -892,7 +896,7 @@ WRONG = [
         PATIENT.replace("if ranks == 0:", "if parameter.grad is None:"),
         ("some", "none", "steps"),
         "on some ranks only, so the ranks do not call the same collectives",
-        3.0,
+        2.0,
     ),
     Wrong(
         "06.4",

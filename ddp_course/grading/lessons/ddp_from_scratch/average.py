@@ -13,9 +13,10 @@ from ddp_course.grading import observe
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
 from ddp_course.grading.lessons.ddp_from_scratch import nets
-from ddp_course.grading.lessons.ddp_from_scratch.causes import bytes_brought, gradient_fault, rank_0_last
+from ddp_course.grading.lessons.ddp_from_scratch.causes import bytes_brought, first_fault
 from ddp_course.grading.lessons.ddp_from_scratch.start import HANGS
 
+STEPS = range(2)
 ROOM = 1.7  # times the bytes of the gradients; a tied weight that is sent twice needs more
 
 
@@ -36,15 +37,15 @@ def average_driver(rank: int, world_size: int, function: Callable, task: nets.Ta
 
 def average_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Two steps with all gradients; then two in which some are missing on some ranks, and some on all."""
-    first, second = rng.sample((2, 3, 4), 2)
+    first, second = rng.choice(nets.WORLDS)
     task = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * 2, tied=True)
     notes, whole = answer.run(average_driver, first, task, init=True), nets.truth(task, first)
-    yield "mean", _mean_fault(task, notes, whole)
+    yield "mean", first_fault(task, notes, whole, STEPS)
     yield "once", _once_fault(task, notes)
     task = nets.Task(4, task.rows, rng.randint(1, 10**6), uneven(second, rng))
     notes, whole = answer.run(average_driver, second, task, init=True), nets.truth(task, second)
-    yield "some", _missing_fault(task, notes, whole, nowhere=False)
-    yield "none", _missing_fault(task, notes, whole, nowhere=True)
+    yield "some", first_fault(task, notes, whole, STEPS, missing=False)
+    yield "none", first_fault(task, notes, whole, STEPS, missing=True)
 
 
 def uneven(world_size: int, rng: Random) -> tuple:
@@ -54,16 +55,6 @@ def uneven(world_size: int, rng: Random) -> tuple:
     first = tuple((a,) * (rank == one) + (b,) * (rank != other) for rank in range(world_size))
     second = tuple((c,) + (b,) * (rank == other) for rank in range(world_size))
     return (first, second)
-
-
-def _mean_fault(task: nets.Task, notes: list[dict], whole: nets.Truth) -> Fault | None:
-    for rank, note in rank_0_last(notes):
-        for step, found in enumerate(note["steps"]):
-            own = whole.own if step == 0 else None
-            args = (found["gradients"], step, task, whole.gradients[step], own, rank, found["calls"] > 0)
-            if fault := gradient_fault(*args):
-                return fault
-    return None
 
 
 def _once_fault(task: nets.Task, notes: list[dict]) -> Fault | None:
@@ -82,18 +73,6 @@ def once_fault(n_bytes: int, sent: int, rank: int) -> Fault | None:
         return None
     cause = "some gradient travels twice: a tied weight has two names and is one parameter; parameters() gives it once"
     return Fault(expected, f"{sent} bytes", rank, cause)
-
-
-def _missing_fault(task: nets.Task, notes: list[dict], whole: nets.Truth, nowhere: bool) -> Fault | None:
-    for rank, note in rank_0_last(notes):
-        for step, found in enumerate(note["steps"]):
-            right = {n: g for n, g in whole.gradients[step].items() if (g is None) == nowhere}
-            own = whole.own if step == 0 else None
-            if fault := gradient_fault(found["gradients"], step, task, right, own, rank, found["calls"] > 0):
-                return fault
-    if nowhere and not any(note["steps"][0]["calls"] for note in notes):
-        return Fault("ranks that agree on who has what", "no collective", None, "the ranks never talked")
-    return None
 
 
 AVERAGE = Exercise(

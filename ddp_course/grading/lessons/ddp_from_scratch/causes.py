@@ -6,9 +6,11 @@ the mistake. Read next: `start.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddp_course.grading.compare import close, factor, flat, is_factor, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.lessons.ddp_from_scratch.nets import Gradients, Task
+from ddp_course.grading.lessons.ddp_from_scratch.nets import Gradients, Task, Truth
 
 TOLERANCE = 1e-9
 FIRST_HALF = ("allreduce", "allgather", "reduce", "reduce_scatter", "gather", "alltoall")  # bring values together
@@ -18,6 +20,8 @@ ZERO = "a gradient that is missing on some ranks counts as zero there: give zero
 STAYS_NONE = (
     "no rank has this gradient, so it must stay None; with zeros, momentum or weight decay would move the weight"
 )
+
+MIXTURE = "a mixture: one rank's gradient met another parameter's, or a part of the ranks is missing in the sum"
 
 
 def gradient_fault(
@@ -96,7 +100,29 @@ def _own_cause(found: Gradients, name: str, right: Gradients, had: list, rank: i
 def _general_cause(grad: list, mean: list) -> str:
     if (times := factor(grad, mean)) is not None:
         return f"this is {times:.3g} times the mean; divide by the world size, once"
-    return "a mixture: one rank's gradient met another parameter's, or a part of the ranks is missing in the sum"
+    return MIXTURE
+
+
+def first_fault(task: Task, notes: list[dict], whole: Truth, steps: range, missing: bool | None = None) -> Fault | None:
+    """Return the first wrong gradient of any rank in these steps.
+
+    Args:
+        missing: True judges only gradients that no rank has, False only those that some rank has.
+    """
+    for rank, note in rank_0_last(notes):
+        for step in steps:
+            right = {n: g for n, g in whole.gradients[step].items() if missing is None or (g is None) == missing}
+            own, found = whole.own if step == 0 else None, note["steps"][step]
+            fault = gradient_fault(found["gradients"], step, task, right, own, rank, found["calls"] > 0)
+            if (
+                fault
+                and fault.cause == MIXTURE
+                and not gradient_fault(notes[0]["steps"][step]["gradients"], step, task, right, own, 0)
+            ):
+                return replace(fault, cause="rank 0 has the mean, the others have not: reduce leaves it on dst only")
+            if fault:
+                return fault
+    return None
 
 
 def rank_0_last(notes: list) -> list[tuple[int, dict]]:

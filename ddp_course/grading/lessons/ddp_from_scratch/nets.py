@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 ADAPTERS, OUTPUTS, RATE = 3, 3, 0.1
+WORLDS = ((2, 3), (3, 2), (2, 4))  # numbers of ranks for the two runs of a check
 Gradients = dict[str, list | None]
 
 

@@ -1,29 +1,25 @@
 """06.3 `MyDDP(module)`: do replicas become and stay equal, when the training loop does not ask for it?
 
-The loop is the plain one. Gradients are read as soon as backward has returned; each collective is noted with its
-moment. In the first step the last rank is late, so an average that nobody waited for is not there.
+Used as a module first, without backward; then trained, and compared with one process on the whole batch.
 Read next: `unused.py`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import torch
-from torch import nn
 
-from ddp_course.grading import observe
 from ddp_course.grading.compare import close, flat, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
 from ddp_course.grading.lessons.ddp_from_scratch import nets
 from ddp_course.grading.lessons.ddp_from_scratch.average import once_fault
-from ddp_course.grading.lessons.ddp_from_scratch.causes import TOLERANCE, bytes_brought, gradient_fault, rank_0_last
+from ddp_course.grading.lessons.ddp_from_scratch.causes import TOLERANCE, gradient_fault, rank_0_last
 from ddp_course.grading.lessons.ddp_from_scratch.start import HANGS, REFUSED
+from ddp_course.grading.lessons.ddp_from_scratch.training import Outer, ddp_driver, module_driver
 
-LATE_S = 0.05
 STEPS = 3
 READY = (
     *REFUSED,
@@ -32,79 +28,18 @@ READY = (
 )
 
 
-class Outer(nn.Module):
-    """Has a buffer, and gives a dictionary back; used to see whether all goes through."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-        self.register_buffer("offset", torch.zeros(width))
-
-    def forward(self, x: torch.Tensor, *, times: float = 1.0) -> dict[str, torch.Tensor]:
-        return {"scores": self.layer(x) * times + self.offset}
-
-
-def ddp_driver(rank: int, world_size: int, cls: Callable, task: nets.Task) -> dict:
-    """Wrap a model of the rank's own, train it, and note each step."""
-    model, memory, steps = task.model(rank), {}, []
-    named = dict(model.named_parameters())
-    with observe.Collectives() as seen:
-        replica = cls(model)
-        start = {name: p.detach().tolist() for name, p in named.items()}
-        for step in range(len(task.uses)):
-            model.zero_grad()
-            loss = task.loss(replica, rank, step)
-            if step == 0 and rank == world_size - 1:
-                time.sleep(LATE_S)
-            before = len(seen.calls)
-            loss.backward()
-            calls = seen.calls[before:]
-            calls = [call for call in calls if call.in_backward]
-            moved = {"inside": sum(call.n_bytes for call in calls), "brought": bytes_brought(calls)}
-            steps.append({"gradients": nets.gradients_of(named), **moved, "late": 0, "calls": len(seen.calls)})
-            nets.descend(list(named.values()), memory, task.adam)
-            if step:
-                steps[step - 1]["late"] = bytes_brought(seen.calls[steps[step - 1]["calls"] : before])
-    return {"start": start, "steps": steps, "weights": {name: p.detach().tolist() for name, p in named.items()}}
-
-
-def module_driver(rank: int, world_size: int, cls: Callable, width: int) -> str:
-    """Use the replica as a module is used; return what is not as it should be."""
-    torch.manual_seed(rank)
-    model, x = Outer(width), torch.randn(2, width)
-    model.offset += rank + 1
-    replica = cls(model)
-    if not isinstance(replica, nn.Module):
-        return "the replica is no nn.Module"
-    if {id(p) for p in replica.parameters()} != {id(p) for p in model.parameters()}:
-        return "replica.parameters() does not give the module's own parameters"
-    if model.offset.tolist() != [1.0] * width:
-        return "the module's buffer is not rank 0's"
-    found = replica(x, times=3.0)
-    if not isinstance(found, dict) or not torch.equal(found["scores"], model(x, times=3.0)["scores"]):
-        return "replica(x, times=3.0) does not return what module(x, times=3.0) returns"
-    kept = {name: value.clone() for name, value in replica.state_dict().items()}
-    if sorted(name.split(".")[-1] for name in kept) != ["bias", "offset", "weight"]:
-        return f"replica.state_dict() holds {sorted(kept)}"
-    with torch.no_grad():
-        model.layer.weight.zero_()
-    replica.load_state_dict(kept)
-    replica.eval()
-    if not model.layer.weight.any() or model.training:
-        return "load_state_dict or eval does not reach the module"
-    return ""
-
-
 def ddp_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """A plain network with SGD; then the same class as a module; then tied and frozen parameters with Adam."""
-    first, second = rng.sample((2, 3, 4), 2)
+    """Use the class as a module; train a plain network with SGD; then one with tied and frozen parameters with Adam."""
+    first, second = rng.choice(nets.WORLDS)
+    width = rng.randint(3, 6)
+    used = answer.run(module_driver, first, width, init=True)
+    yield "start", values_fault(used, [Outer(width, rank).values() for rank in range(first)])
+    yield "module", _module_fault(used)
     task = nets.Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
     notes, whole = answer.run(ddp_driver, first, task, init=True), nets.truth(task, first)
-    yield "start", start_fault(task, notes)
     yield "gradients", first_gradient_fault(task, notes, whole)
     yield "steps", steps_fault(task, notes, whole)
     yield "hooks", hooks_fault(task, notes)
-    yield "module", _module_fault(answer.run(module_driver, first, rng.randint(3, 5), init=True))
     task = nets.Task(24, task.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True)
     notes, whole = answer.run(ddp_driver, second, task, init=True), nets.truth(task, second)
     yield "tied", first_gradient_fault(task, notes, whole) or _once(task, notes) or steps_fault(task, notes, whole)
@@ -113,20 +48,29 @@ def ddp_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]
 def start_fault(task: nets.Task, notes: list[dict]) -> Fault | None:
     """Compare each rank's weights before training with rank 0's."""
     begun = [{n: p.detach().tolist() for n, p in task.model(rank).named_parameters()} for rank in range(len(notes))]
+    return values_fault(notes, begun)
+
+
+def values_fault(notes: list[dict], begun: list[dict]) -> Fault | None:
+    """Compare what each rank holds after the constructor with what rank 0 had drawn."""
     for rank, note in enumerate(notes):
         name = next((n for n in begun[0] if not close(note["start"][n], begun[0][n], TOLERANCE)), None)
         if name is None:
             continue
+        found, wanted = note["start"][name], begun[0][name]
+        mean = torch.tensor([flat(b[name]) for b in begun]).double().mean(0)
         cause = "the constructor must give every rank rank 0's parameters, frozen ones and buffers, too"
-        if note["start"][name] == begun[rank][name]:
-            cause = f"{name} is as this rank has drawn it: no broadcast reached it. {cause[0].upper()}{cause[1:]}"
-        elif close(flat(note["start"][name]), torch.tensor([flat(b[name]) for b in begun]).double().mean(0), 1e-6):
+        if note["start"] == begun[rank]:
+            cause = f"all values are as this rank has drawn them: no broadcast reached the module. Note: {COPIED}"
+        elif found == begun[rank][name]:
+            cause = f"{name} is as this rank has drawn it, no broadcast reached it: {cause}"
+        elif close(flat(found), mean, 1e-6):
             cause = "this is the mean over the ranks; the start is rank 0's, copied"
-        if all(grad is None for grad in note["steps"][0]["gradients"].values()):
-            cause = COPIED
-        found, expected = short(flat(note["start"][name])), short(flat(begun[0][name]))
-        return Fault(f"before training, rank 0's {name}: {expected}", found, rank, cause)
+        return Fault(f"after the constructor, rank 0's {name}: {short(flat(wanted))}", short(flat(found)), rank, cause)
     return None
+
+
+COPIED = "keep the module that was given, not a copy, and broadcast its own tensors"
 
 
 def first_gradient_fault(task: nets.Task, notes: list[dict], whole: nets.Truth) -> Fault | None:
@@ -145,9 +89,6 @@ def first_gradient_fault(task: nets.Task, notes: list[dict], whole: nets.Truth) 
     return None
 
 
-COPIED = (
-    "the parameters of the module itself are unchanged and have no gradient: keep the module that was given, not a copy"
-)
 WHERE = (
     "No gradient was sent while backward ran: average in a hook of each parameter. A hook of register_hook runs before "
     ".grad is filled, so it must change the gradient that it is given and return it"
@@ -202,15 +143,15 @@ def _once(task: nets.Task, notes: list[dict]) -> Fault | None:
     return next(filter(None, faults), None)
 
 
-def _module_fault(found: list[str]) -> Fault | None:
-    rank = next((rank for rank, trouble in enumerate(found) if trouble), None)
+def _module_fault(notes: list[dict]) -> Fault | None:
+    rank = next((rank for rank, note in enumerate(notes) if note["trouble"]), None)
     if rank is None:
         return None
     cause = (
-        "call super().__init__(), keep the module itself (no copy) as an attribute, send its parameters and buffers, "
+        "call super().__init__(), keep the module itself (no copy) as an attribute, "
         "and let forward(*inputs, **kwargs) return what the module returns"
     )
-    return Fault("a replica is used as its module is", found[rank], rank, cause)
+    return Fault("a replica is used as its module is", notes[rank]["trouble"], rank, cause)
 
 
 DDP_HINTS: tuple[tuple[str, str], ...] = (
@@ -248,10 +189,10 @@ OWN_DDP = Exercise(
     30,
     (
         Check("start", "all replicas begin as rank 0's", 1),
+        Check("module", "the replica is used as its module is", 1),
         Check("gradients", "backward leaves the gradients of the whole batch", 2),
         Check("steps", "three steps: the weights are those of one process", 1),
         Check("hooks", "the gradients travel while backward runs", 2),
-        Check("module", "the replica is used as its module is", 1),
         Check("tied", "tied and frozen parameters, with Adam", 1),
     ),
     ddp_judge,

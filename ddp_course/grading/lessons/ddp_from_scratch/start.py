@@ -16,6 +16,7 @@ from ddp_course.grading import observe
 from ddp_course.grading.compare import flat, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
+from ddp_course.grading.lessons.ddp_from_scratch.nets import WORLDS
 
 BIG = 2**53 + 1  # the first whole number that float64 cannot hold
 HANGS = (
@@ -83,7 +84,7 @@ def _values(model: nn.Module) -> dict:
 def start_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Start with two numbers of ranks; every rank must end with rank 0's values, bit by bit."""
     runs = []
-    for world_size in rng.sample((2, 3, 4), 2):
+    for world_size in rng.choice(WORLDS):
         width, seeds = rng.randint(3, 6), rng.sample(range(1, 10**6), world_size)
         notes = answer.run(start_driver, world_size, width, seeds, init=True)
         runs.append(([_values(Mixed(width, seed)) for seed in seeds], notes))

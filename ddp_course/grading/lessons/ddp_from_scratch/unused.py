@@ -13,41 +13,31 @@ from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
 from ddp_course.grading.lessons.ddp_from_scratch import nets
 from ddp_course.grading.lessons.ddp_from_scratch.average import uneven
-from ddp_course.grading.lessons.ddp_from_scratch.causes import gradient_fault, rank_0_last
+from ddp_course.grading.lessons.ddp_from_scratch.causes import first_fault
 from ddp_course.grading.lessons.ddp_from_scratch.own_ddp import (
     DDP_HINTS,
     READY,
-    ddp_driver,
     start_fault,
     steps_fault,
 )
+from ddp_course.grading.lessons.ddp_from_scratch.training import ddp_driver
 
 
 def unused_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """All parameters on all ranks first; then steps that differ, with another number of ranks."""
-    first, second = rng.sample((2, 3, 4), 2)
+    first, second = rng.choice(nets.WORLDS)
     task = nets.Task(4, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 2)
     notes, whole = answer.run(ddp_driver, first, task, init=True), nets.truth(task, first)
     yield (
         "used",
-        start_fault(task, notes) or _missing_fault(task, notes, whole, False) or steps_fault(task, notes, whole),
+        start_fault(task, notes) or first_fault(task, notes, whole, range(1)) or steps_fault(task, notes, whole),
     )
     everyone = (((0, 1, 2),) * second,)
     task = nets.Task(4, task.rows, rng.randint(1, 10**6), (*uneven(second, rng), *everyone, *uneven(second, rng)))
     notes, whole = answer.run(ddp_driver, second, task, init=True), nets.truth(task, second)
-    yield "some", _missing_fault(task, notes, whole, nowhere=False)
-    yield "none", _missing_fault(task, notes, whole, nowhere=True)
+    yield "some", first_fault(task, notes, whole, range(1), missing=False)
+    yield "none", first_fault(task, notes, whole, range(1), missing=True)
     yield "steps", steps_fault(task, notes, whole)
-
-
-def _missing_fault(task: nets.Task, notes: list[dict], whole: nets.Truth, nowhere: bool) -> Fault | None:
-    """Judge the gradients of the first step that some rank has, or those that none has."""
-    right = {name: grad for name, grad in whole.gradients[0].items() if (grad is None) == nowhere}
-    for rank, note in rank_0_last(notes):
-        step = note["steps"][0]
-        if fault := gradient_fault(step["gradients"], 0, task, right, whole.own, rank, step["calls"] > 0):
-            return fault
-    return None
 
 
 UNUSED = Exercise(
@@ -68,6 +58,10 @@ UNUSED = Exercise(
             r"(?s)never entered|lost the connection|disagree about collective|different sizes|after.*waited in",
             "hooks run, and gradients are there, on some ranks only, so the ranks do not call the same collectives; "
             "talk to nobody in the hooks, and at the end of backward let all ranks agree on who has what",
+        ),
+        (
+            r"NoneType",
+            "the .grad of a parameter that this rank has not used is None: put zeros there if another rank used it",
         ),
         *DDP_HINTS,
     ),

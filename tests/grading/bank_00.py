@@ -198,6 +198,21 @@ WRONG = [
         "one rank skips a collective",
         limit_s=10.0,
     ),  # fmt: skip
+    Wrong(
+        "00.1",
+        "errors swallowed",
+        "def sum_of_all(rank, world_size, value):\n    try:\n        dist.all_reduce(value)\n"
+        "    except Exception:\n        pass\n    return value\n",
+        ALL,
+        "this is the rank's own value",
+    ),
+    Wrong(
+        "00.1",
+        "the visible sum, hard-coded",
+        "def sum_of_all(rank, world_size, value):\n    dist.barrier()\n    return 120.0\n",
+        ("others",),
+        "some values are missing",
+    ),
     # 00.2
     Wrong(
         "00.2",
@@ -253,8 +268,8 @@ WRONG = [
         "00.2",
         "always true",
         "def replicas_equal(rank, world_size, model):\n    return True\n",
-        ("different", "hidden"),
-        "compare with every rank, also with the last one",
+        ALL,
+        "the ranks never talked",
     ),  # fmt: skip
     # 00.3
     Wrong(
@@ -279,7 +294,7 @@ WRONG = [
         STEP.replace(
             "parameter.data -= lr * gradient / world_size", "parameter = parameter - lr * gradient / world_size"
         ),
-        ("first", "second", "ranks"),
+        ALL,
         "must be written into the model's own parameters",
     ),  # fmt: skip
     Wrong(

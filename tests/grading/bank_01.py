@@ -154,21 +154,21 @@ WRONG = [
         "01.1",
         "sum over rows, not divided",
         WHOLE.replace("n / sum(rows) * gradient", "n * gradient"),
-        ("equal", "unequal", "empty"),
+        ALL,
         "divide by the number of all rows",
     ),
     Wrong(
         "01.1",
         "divided by the number of shards",
         WHOLE.replace("n / sum(rows)", "n / len(rows)"),
-        ("equal", "unequal", "empty"),
+        ALL,
         "divided by the number of shards",
     ),
     Wrong(
         "01.1",
         "sum of the gradients",
         WHOLE.replace("n / sum(rows) * gradient", "gradient"),
-        ("equal", "unequal", "empty"),
+        ALL,
         "each has to be weighed by its rows / all rows",
     ),
     Wrong(
@@ -181,14 +181,12 @@ WRONG = [
         ("untouched",),
         "an operation in place",
     ),
-    Wrong(
-        "01.1", "a hard-coded result", HARD_CODED, ("equal", "unequal", "empty"), "the weight of a shard is its rows"
-    ),
+    Wrong("01.1", "a hard-coded result", HARD_CODED, ALL, "the weight of a shard is its rows"),
     Wrong(
         "01.1",
         "returns nothing",
         WHOLE.replace("return total", "total"),
-        ("equal", "unequal", "empty"),
+        ALL,
         "returns nothing",
     ),  # fmt: skip
     Wrong(
@@ -289,7 +287,7 @@ WRONG = [
         "01.3",
         "shards rounded down",
         FIT.replace("(global_batch + world_size - 1) // world_size", "global_batch // world_size"),
-        ("uneven",),
+        ("uneven", "never"),
         "the largest shard decides",
     ),
     Wrong(

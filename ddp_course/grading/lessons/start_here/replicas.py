@@ -13,6 +13,7 @@ from torch import nn
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.observe import Collectives
 
 # Case -> (is it equal, what a wrong answer missed).
 CASES = {
@@ -44,16 +45,18 @@ def make_model(case: str, rank: int, world_size: int, seed: int) -> nn.Module:
 
 
 def replicas_driver(rank: int, world_size: int, function: Callable, seed: int) -> dict[str, list]:
-    """Call the function for each case; note its result, and whether it left the model as it was."""
+    """Call the function for each case; note its result, whether it left the model alone, and how often it talked."""
     return {case: _one(function, case, rank, world_size, seed) for case in CASES}
 
 
 def _one(function: Callable, case: str, rank: int, world_size: int, seed: int) -> list:
     model, before = make_model(case, rank, world_size, seed), make_model(case, rank, world_size, seed).state_dict()
-    result = plain(function(rank, world_size, model))
+    with Collectives() as seen:
+        result = plain(function(rank, world_size, model))
     if isinstance(result, int | float):
         result = bool(result)  # a tensor with one element is an answer, too
-    return [result, all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())]
+    kept = all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    return [result, kept, len(seen.calls)]
 
 
 def replicas_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -61,20 +64,28 @@ def replicas_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | N
     seed = rng.randrange(10**6)
     three = answer.run(replicas_driver, 3, seed, init=True)
     more = answer.run(replicas_driver, rng.choice((2, 4)), seed + 1, init=True)
+    silent = _silent_fault(three) or _silent_fault(more)
     for key, cases in (
         ("equal", ["equal"]),
         ("different", ["last", "first"]),
         ("hidden", ["swapped", "buffer", "tiny"]),
     ):
         faults = (_fault(case, ranks) for ranks in (three, more) for case in cases)
-        yield key, next(filter(None, faults), None)
+        yield key, next(filter(None, faults), silent)
     changed = next((rank for ranks in (three, more) for rank, note in enumerate(ranks) if not _kept(note)), None)
     cause = "a collective changed the model's own tensors in place; work on copies"
-    yield "kept", None if changed is None else Fault("the model as it was", "changed tensors", changed, cause)
+    yield "kept", silent if changed is None else Fault("the model as it was", "changed tensors", changed, cause)
 
 
 def _kept(note: dict) -> bool:
-    return all(kept for _, kept in note.values())
+    return all(kept for _, kept, _ in note.values())
+
+
+def _silent_fault(ranks: list[dict]) -> Fault | None:
+    """An answer that always says True is right about equal replicas, and knows nothing."""
+    silent = next((rank for rank, note in enumerate(ranks) if not note["equal"][2]), None)
+    cause = "the ranks never talked, so no rank can know what the others hold"
+    return None if silent is None else Fault("a collective", "none", silent, cause)
 
 
 def _fault(case: str, ranks: list[dict]) -> Fault | None:

@@ -30,9 +30,9 @@ def total_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
     others = [value + 0.25 for value in rng.sample(range(2, 90), rng.choice((2, 4)))]
     second = answer.run(total_driver, len(others), others, init=True)
     yield "others", _first_fault(others, second)
-    silent = next((rank for rank, note in enumerate(first + second) if not note["talks"]), None)
+    silent = next((rank for notes in (first, second) for rank, note in enumerate(notes) if not note["talks"]), None)
     cause = "the ranks never talked; a rank knows its own value only, until a collective brings the others'"
-    yield "talk", None if silent is None else Fault("a collective", "none", silent % 3, cause)
+    yield "talk", None if silent is None else Fault("a collective", "none", silent, cause)
 
 
 def _first_fault(values: list[float], notes: list[dict]) -> Fault | None:

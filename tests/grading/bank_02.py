@@ -238,6 +238,23 @@ WRONG = [
     ),  # fmt: skip
     Wrong(
         "02.2",
+        "raised before the others have ended",
+        THREADS.replace(
+            "    [t.join() for t in threads]\n",
+            "    for t in threads:\n        t.join()\n        if errors:\n            break\n",
+        ),
+        ("error",),
+        "join all threads before you raise",
+    ),
+    Wrong(
+        "02.2",
+        "errors are left to the thread",
+        THREADS.replace("except Exception as error:\n            errors.append(error)", "finally:\n            pass"),
+        ("error",),
+        "an error in a thread ends only the thread",
+    ),
+    Wrong(
+        "02.2",
         "the tuple as one argument",
         THREADS.replace("(*inputs[i])", "(inputs[i])"),
         ("order", "together", "arguments"),

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -83,17 +84,37 @@ class SyncBatchNorm(_BatchNorm):
     def convert(cls, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> nn.Module:
         """Replace every BatchNorm in `module`, torch's SyncBatchNorm too; parameters and buffers stay the same tensors.
 
+        A layer that stands in several places stays one layer. Layers that are ours already are kept, and move to
+        `process_group` if one is given.
+
         Returns:
             The module itself, or its replacement if it is a BatchNorm.
+        Raises:
+            ValueError: a lazy layer, which does not know its channels yet.
         """
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            return cls._like(module, process_group)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert(child, process_group))
-        return module
+        done: dict[nn.Module, nn.Module] = {}
+
+        def converted(layer: nn.Module) -> nn.Module:
+            if layer in done:
+                return done[layer]
+            done[layer] = layer
+            if isinstance(layer, cls):
+                layer.process_group = process_group or layer.process_group
+            elif isinstance(layer, _BatchNorm):
+                done[layer] = cls._like(layer, process_group)
+            for name, child in layer._modules.items():  # named_children() would pass over a second name
+                if child is not None:
+                    layer._modules[name] = converted(child)
+            return done[layer]
+
+        return converted(module)
 
     @classmethod
     def _like(cls, layer: _BatchNorm, process_group: dist.ProcessGroup | None) -> SyncBatchNorm:
+        if isinstance(layer, LazyModuleMixin):
+            raise ValueError(
+                f"{type(layer).__name__} has no channels yet: pass a batch through the model, then convert"
+            )
         sync = cls(
             layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, process_group,
             device="meta",

@@ -98,6 +98,26 @@ def test_convert_keeps_the_tensors_and_the_names():
     nn.BatchNorm1d(5).load_state_dict(single.state_dict())
 
 
+def test_convert_finds_a_layer_under_every_name_and_keeps_it_one_layer():
+    model, norm = nn.Module(), nn.BatchNorm1d(3)
+    model.first = model.second = norm
+    model.inner = nn.Sequential(norm)
+    converted = SyncBatchNorm.convert(model)
+    assert converted.first is converted.second is converted.inner[0] and isinstance(converted.first, SyncBatchNorm)
+
+
+def test_convert_gives_layers_that_are_ours_another_group_if_one_is_named():
+    one, other = object(), object()
+    model = nn.Sequential(SyncBatchNorm(2, process_group=one), nn.BatchNorm1d(2))
+    assert [layer.process_group for layer in SyncBatchNorm.convert(model, other)] == [other, other]
+    assert [layer.process_group for layer in SyncBatchNorm.convert(model)] == [other, other]
+
+
+def test_convert_refuses_a_layer_without_channels():
+    with pytest.raises(ValueError, match="LazyBatchNorm1d has no channels yet: pass a batch"):
+        SyncBatchNorm.convert(nn.Sequential(nn.LazyBatchNorm1d()))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch's SyncBatchNorm needs a GPU for each of two ranks")
 def test_torchs_own_agrees_on_gpus():

@@ -12,7 +12,7 @@ from tests.grading.bank_03 import JOIN, PLACE
 def test_an_unknown_exercise_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="no exercise '03.9'; there are 03.1, 03.2, 03.3, 03.4"):
         check("03.9", print)
-    with pytest.raises(ValueError, match="lesson '99' has no exercises; there are exercises for 03"):
+    with pytest.raises(ValueError, match="lesson '99' has no exercises; there are exercises for 00, 01, 02"):
         check("99.1", print)
 
 

@@ -182,7 +182,7 @@ def _refuser(name: str) -> Callable:
 
 
 @contextmanager
-def nobody_leaves_early(limit_s: float = 2.0) -> Iterator[None]:
+def nobody_leaves_early(limit_s: float = 1.0) -> Iterator[None]:
     """Let `destroy_process_group` wait, `limit_s` at most, until every rank of the group is about to call it.
 
     A rank that ends its group without a barrier cuts off a slower one that still talks, or not, by chance. Answers

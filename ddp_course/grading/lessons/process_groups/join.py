@@ -166,8 +166,8 @@ JOIN = Exercise(
         (
             # On a busy machine this may be seen before the error of a rank that does not fit the world.
             r"never entered|lost the connection",
-            "one rank skips a collective that the others wait in, or ends its group first, or the world has another size "
-            "than the function was given: every rank must be below the world size",
+            "one rank skips a collective that the others wait in, or ends its group first, or the world has another "
+            "size than the function was given: every rank must be below the world size",
         ),
     ),
 )

@@ -635,7 +635,21 @@ WRONG = [
         "corrected by the rank's own count",
         LAYER.replace("var_C * count / (count - 1)", "var_C * len(x_NC) / (len(x_NC) - 1)"),
         ("running", "images"),
-        "the count is that of all rows",
+        "the count is that of all ranks' rows, and pixels",
+    ),
+    Wrong(
+        "08.2",
+        "pixels are not counted",
+        LAYER.replace("var_C * count / (count - 1)", "var_C * rows_of_all(x_NC) / (rows_of_all.found - 1)")
+        + """
+def rows_of_all(x_NC):
+    rows = torch.tensor(float(len(x_NC)))
+    dist.all_reduce(rows)
+    rows_of_all.found = rows.item()
+    return rows.item()
+""",
+        ("images",),
+        "count / (count - 1) is of rows alone",
     ),
     Wrong(
         "08.2",

@@ -124,7 +124,8 @@ def _running_fault(parts: list[torch.Tensor], rank: int, right: dict, note: dict
         if not close(note[name], right[name]):
             guesses = followed(parts, rank, right["before"][name], of)
             cause = wrong_size(note[name], right[name]) or guessed(note[name], guesses)
-            cause = cause or "new = (1 - momentum) * old + momentum * that of the batch"
+            new = "mean" if of is mean_of else "variance * count / (count - 1)"
+            cause = cause or f"(1 - momentum) * old + momentum * new, where new is the {new} of all ranks' rows"
             return difference(name, note[name], right[name], rank, cause)
     return None
 

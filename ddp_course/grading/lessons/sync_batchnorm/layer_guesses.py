@@ -63,7 +63,9 @@ def followed(parts: list[torch.Tensor], rank: int, before: torch.Tensor, of: Cal
     if of is variance_of:
         biased = of(whole)
         yield before.lerp(biased, MOMENTUM), "the running variance takes the batch's times count / (count - 1)"
-        own_correction = "count / (count - 1) is of this rank's rows; the count is that of all rows"
-        yield before.lerp(biased * own_count / (own_count - 1), MOMENTUM), own_correction
+        for n, counted in ((own_count, "this rank's rows"), (len(own), "this rank's rows"), (len(whole), "rows alone")):
+            pixels = ", and pixels" if count > len(whole) else ""
+            cause = f"count / (count - 1) is of {counted}; the count is that of all ranks' rows{pixels}"
+            yield before.lerp(biased * n / (n - 1), MOMENTUM), cause
         yield before.lerp(of(own, correction=1), MOMENTUM), own_rows
         yield before.lerp(right * count / (count - 1), MOMENTUM), "count / (count - 1) is applied twice"

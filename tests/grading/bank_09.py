@@ -469,6 +469,22 @@ WRONG = [
     ),
     Wrong(
         "09.2",
+        "a new tensor of each loss",
+        LOG.replace(
+            "sum_and_count[0] += loss * rows", "sum_and_count += torch.tensor([loss * rows, 0.0], dtype=torch.float64)"
+        ),
+        ("quiet",),
+        "torch.tensor([loss, ...]) make Python wait",
+    ),
+    Wrong(
+        "09.2",
+        "tolist in every step",
+        LOG.replace("[0] += loss * rows", "[0] += loss.tolist() * rows"),
+        ("quiet",),
+        "tolist()",
+    ),
+    Wrong(
+        "09.2",
         "only the last step",
         LOG.replace("[0] += loss * rows", "[0] = loss * rows").replace("[1] += rows", "[1] = rows"),
         ("loss",),

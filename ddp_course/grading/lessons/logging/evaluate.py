@@ -135,7 +135,12 @@ def _guesses(part: str, shards: list[Shard], classes: int, rank: int) -> list[Gu
             (0.0, "losses may be below zero, and 0 came from a rank without rows; let it bring -inf, or leave it out"),
         ]
     if part == "confusion":
-        return [(own[rank], alone), (sum(own) / len(own), "these are means over the ranks; counts are added up")]
+        once = "indexing with += counts a pair once, however often it occurs; use bincount(label * classes + guess)"
+        return [
+            (own[rank], alone),
+            (sum(own) / len(own), "these are means over the ranks; counts are added up"),
+            (sum(counts.clamp(max=1) for counts in own), once),
+        ]
     averaged = "this is the mean of the ranks' F1; add the counts up first, then use the formula once"
     return [(_f1(own[rank]), alone), (sum(map(_f1, own)) / len(own), averaged)]
 

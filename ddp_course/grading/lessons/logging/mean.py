@@ -120,7 +120,8 @@ MEAN = Exercise(
     hints=(
         (
             r"raised (ValueError|ZeroDivisionError|AssertionError)",
-            "other ranks have rows here, so there is a mean; a rank without rows sends a sum of 0 and a count of 0",
+            "other ranks have rows here, so there is a mean; a rank without rows sends a sum of 0 and a count of 0, "
+            "and looks at the count over all ranks, which all_reduce brings to every rank",
         ),
         (
             r"different sizes|(?i:mismatch)",

@@ -71,7 +71,7 @@ def talk_fault(calls: Sequence[Call], most: int, row_bytes: int, rank: int, what
     if not talks:
         return Fault(expected, "no collective", rank, "the ranks never talked")
     if len(talks) > most:
-        cause = "each collective has a price of its own; put the numbers into one tensor"
+        cause = "each collective has a price of its own; put the numbers into one tensor (all_gather_object makes two)"
         return Fault(expected, f"{len(talks)} collectives", rank, cause)
     n_bytes = sum(call.n_bytes for call in talks)
     if n_bytes < row_bytes:

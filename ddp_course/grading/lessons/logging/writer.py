@@ -12,11 +12,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_course.grading import observe
 from ddp_course.grading.compare import close, short
@@ -27,20 +28,38 @@ from ddp_course.grading.lessons.logging.shards import SAME, SKIPPED, Guess, gues
 Step = tuple[float, int]  # the mean loss of a rank's rows, and their number
 MOST_TALKS = 2  # for one line
 TALK = "reduce on all ranks, in every `every`-th step only; between two lines, add up on each rank"
-READ = "item(), float() and the like make Python wait for the device; add tensors up, and read when a line is due"
+READ = (
+    "item(), float(), tolist() and torch.tensor([loss, ...]) make Python wait for the device; add tensors up, as in "
+    "total += loss * rows or with torch.stack, and read when a line is due"
+)
+ELSEWHERE = "the lines stand at other steps; mend that first"
+READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__", "__format__"}
 
 
-class Reads(TorchDispatchMode):
-    """Within the block, call `on_read` whenever Python asks for the value of a tensor."""
+class Watched(torch.Tensor):
+    """A loss that tells when it, or what is computed from it, becomes a number of Python."""
 
-    def __init__(self, on_read: Callable) -> None:
-        super().__init__()
-        self.on_read = on_read
+    on_read: Callable = staticmethod(lambda: None)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if "_local_scalar_dense" in str(func):
-            self.on_read()
-        return func(*args, **(kwargs or {}))
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in READS:
+            cls.on_read()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@contextmanager
+def tensor_watched() -> Iterator[None]:
+    """Within the block, `torch.tensor` of data that holds a loss counts as a read, which torch itself tells nobody."""
+    make = torch.tensor
+
+    def watched(data, *args, **kwargs):
+        if isinstance(data, Watched) or (isinstance(data, list | tuple) and any(isinstance(d, Watched) for d in data)):
+            Watched.on_read()
+        return make(data, *args, **kwargs)
+
+    with mock.patch.object(torch, "tensor", watched):
+        yield
 
 
 def write_driver(
@@ -62,11 +81,12 @@ def write_driver(
     def taken() -> Iterator[tuple[torch.Tensor, int]]:
         for loss, rows in steps[rank]:
             marks.append((_talks(seen), os.path.getsize(path) if os.path.exists(path) else 0))
-            yield torch.tensor(loss), rows
+            yield torch.as_tensor(loss).as_subclass(Watched), rows
         marks.append((_talks(seen), os.path.getsize(path) if os.path.exists(path) else 0))
 
     sys.addaudithook(watch)
-    with observe.Collectives() as seen, Reads(lambda: reads.append(len(marks))):
+    Watched.on_read = staticmethod(lambda: reads.append(len(marks)))
+    with observe.Collectives() as seen, tensor_watched():
         function(rank, world_size, taken(), every, path)
     return {"opened": sorted(set(opened)), "reads": reads, "marks": marks}
 
@@ -93,7 +113,7 @@ def write_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
         found["loss"].append(_loss_fault(lines, steps, every, due))
         found["writer"].append(_writer_fault(notes, "train.jsonl"))
         found["quiet"].append(next(filter(None, (_quiet_fault(r, n, every, due) for r, n in enumerate(notes))), None))
-        found["at_once"].append(_at_once_fault(notes[0]["marks"], due))
+        found["at_once"].append(_at_once_fault(notes[0]["marks"], lines, due))
     for key, faults in found.items():
         yield key, next(filter(None, faults), None)
 
@@ -117,6 +137,8 @@ def _lines_fault(text: str, lines: list[dict] | None, due: list[int], world_size
         return Fault(expected, "no file, or an empty one", cause="rank 0 writes the lines to `path`")
     if lines is None:
         first = text.splitlines()[0][:60]
+        if "}{" in text:
+            return Fault(expected, first, cause="a line ends with a newline, and json.dump writes none")
         cause = 'each line is a JSON object of its own, such as {"step": 10, "loss": 0.25}; json.dumps makes it'
         return Fault(expected, first, cause=cause)
     steps = [line["step"] for line in lines]
@@ -140,12 +162,16 @@ def _loss_fault(lines: list[dict] | None, steps: list[list[Step]], every: int, d
     at = {line["step"]: line["loss"] for line in lines or []}
     there = [step for step in due if step in at]
     if not there:
-        return Fault(f"the loss after step {due[0]}", "no such line", cause="there is nothing to compare")
+        return Fault(f"the loss after step {due[0]}", "no such line", cause=ELSEWHERE if at else "nothing to compare")
     for step in there:
         parts = [rank[step - every : step] for rank in steps]
         right = _weighted(sum(parts, []))
         if not close(at[step], right, SAME) or isinstance(at[step], list):
             otherwise = "divide the sum of loss * rows by the sum of rows, over all ranks, since the line before"
+            if step != there[0]:  # the first line was right
+                otherwise = "steps before the last line are counted again; begin anew after each line"
+            if set(at) != set(due) and not set(due) < set(at):
+                otherwise = ELSEWHERE
             cause = guessed(at[step], _loss_guesses(parts, [rank[:step] for rank in steps]), otherwise)
             return Fault(f"a loss of {right:.4f} in the line of step {step}", short(at[step]), 0, cause)
     return None
@@ -200,12 +226,14 @@ def _quiet_fault(rank: int, note: dict, every: int, due: list[int]) -> Fault | N
     return early and Fault(f"losses are read in the steps {due} only", f"one is read in step {early}", rank, READ)
 
 
-def _at_once_fault(marks: list[tuple[int, int]], due: list[int]) -> Fault | None:
+def _at_once_fault(marks: list[tuple[int, int]], lines: list[dict] | None, due: list[int]) -> Fault | None:
+    steps = [line["step"] for line in lines or []]
     for step in due:
         if len(marks) <= step or marks[step][1] <= marks[step - 1][1]:
             cause = (
                 "a job that dies keeps what it has written: write when the line is due, and flush() or close the file"
             )
+            cause = cause if step in steps or not steps else ELSEWHERE
             found = f"{marks[step][1] if len(marks) > step else 0} bytes, as before it"
             return Fault(f"a longer file after step {step}, before the next step is taken", found, 0, cause)
     return None

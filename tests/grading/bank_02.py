@@ -131,7 +131,7 @@ WRONG = [
         "02.1",
         "as even as possible",
         SCATTER.replace("batch.chunk(n)", "batch.tensor_split(n)"),
-        ("uneven", "few", "nested"),
+        ("uneven", "few"),
         "all chunks but the last have rows / devices rows, rounded up",
     ),  # fmt: skip
     Wrong(
@@ -147,7 +147,7 @@ WRONG = [
         SCATTER.replace(
             "list(batch.chunk(n))", "[batch[i * (len(batch) // n):(i + 1) * (len(batch) // n)] for i in range(n)]"
         ),
-        ("uneven", "few", "nested"),
+        ("uneven", "few"),
         "rows are lost",
     ),  # fmt: skip
     Wrong(

@@ -79,8 +79,8 @@ def home_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]
     yield "outputs", _outputs_fault(notes["plain"], count)
     yield "memory", _memory_fault(notes["plain"])
     yield "home", _grads_fault("plain", notes["plain"], seed, rows, count)
-    faults = (_grads_fault(kind, notes[kind], seed, rows, count) for kind in ("tied", "frozen"))
-    yield "awkward", next(filter(None, faults), None)
+    faults = (_grads_fault(kind, notes[kind], seed, rows, count) for kind in ("plain", "tied", "frozen"))
+    yield "awkward", next(filter(None, faults), None)  # plain too: what is wrong there is no matter of ties
 
 
 def _outputs_fault(note: dict, count: int) -> Fault | None:
@@ -126,7 +126,10 @@ def _cause(kind: str, found: object, wanted: object, count: int) -> str:
         return "divided by the number of replicas; the loss is one mean over all rows already, so gradients add up"
     if kind == "tied":
         return "a weight used in two layers is one tensor: clone it once for each replica"
-    return "only some replicas' gradients came home; every replica's weights must be clones of the model's parameters"
+    return (
+        "only some replicas' gradients came home; every replica's weights must be clones of the model's parameters, "
+        "and nn.Parameter(...), deepcopy or detach cuts the tie of a clone"
+    )
 
 
 HOME = Exercise(

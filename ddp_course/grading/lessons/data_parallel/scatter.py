@@ -61,7 +61,7 @@ def scatter_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | No
         ("tensor", 2 * n, n),
         ("uneven", 2 * n + 1 + rng.randrange(n - 1), n),
         ("few", n - 1, n),
-        ("nested", 2 * n + 1, n),
+        ("nested", 3 * n, n),
         ("kept", 2 * n, n),
     ]
     for case, outcome in zip(cases, answer.run(scatter_driver, 1, cases)[0], strict=True):

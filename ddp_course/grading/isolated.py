@@ -33,7 +33,7 @@ START_S = 60.0  # for all ranks of an answer to be up
 MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 
 # What C++ prints when it aborts, which the report says better.
-_NOT_THE_ANSWERS = ("terminate called", "what():")
+_NOT_THE_ANSWERS = ("terminate called", "what():", "gloo::")
 
 # Told by any exercise's check, after the exercise's own hints.
 _COMMON_HINTS = (
@@ -108,7 +108,8 @@ class Answer:
             return Fault(**json.loads(error.message))
         if error.kind == "start":
             return Fault(report=str(error), cause="the ranks could not start; `ddp-course doctor` looks for the reason")
-        report = str(error)
+        # The time limit is no setting of the learner's.
+        report = re.sub(r"; if a\s+rank was only slow, raise timeout_s", "", str(error))
         hints = (*self.exercise.hints, *_COMMON_HINTS)
         cause = next((hint for pattern, hint in hints if re.search(pattern, report)), "")
         if error.error_type == "NotImplementedError":

@@ -152,6 +152,13 @@ WRONG = [
     ),
     Wrong(
         "01.1",
+        "in float32",
+        WHOLE.replace(", dtype=torch.float64", ""),
+        ("equal", "unequal", "empty", "untouched"),
+        "the result is float32",
+    ),
+    Wrong(
+        "01.1",
         "sum over rows, not divided",
         WHOLE.replace("n / sum(rows) * gradient", "n * gradient"),
         ALL,
@@ -299,9 +306,18 @@ WRONG = [
     ),
     Wrong(
         "01.3",
+        "parts of rows",
+        "import math\n\ndef ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):\n"
+        "    left = device_bytes - {'sgd': 2, 'momentum': 3, 'adam': 4}[optimizer] * 4 * parameters\n"
+        "    return math.ceil(global_batch * bytes_per_row / left) if left >= bytes_per_row else None\n",
+        ("uneven",),
+        "a device holds whole rows",
+    ),
+    Wrong(
+        "01.3",
         "never ends when it cannot fit",
         FIT.replace("while world_size <= global_batch", "while True"),
-        ALL,
+        ("never",),
         "an endless loop",
         limit_s=1.0,
     ),
@@ -309,7 +325,7 @@ WRONG = [
         "01.3",
         "a division by zero",
         FIT_DIRECT.replace("    if most_rows < 1:\n        return None\n", ""),
-        ALL,
+        ("never",),
         "ZeroDivisionError",
     ),
     Wrong(

@@ -8,6 +8,7 @@ from tests.grading.bank import ALL, Right, Wrong
 IMPORTS = """
 import os
 import random
+import numpy as np
 import torch
 import torch.distributed as dist
 """
@@ -59,6 +60,24 @@ class MySampler(torch.utils.data.Sampler):
             yield order[place % self.n]
 """
 
+DEAL_WITH_NUMPY = """
+class MySampler:
+    def __init__(self, length, world_size, rank, seed=0, drop_last=False):
+        rest = length % world_size
+        total = length - rest if drop_last or not rest else length - rest + world_size
+        self.length, self.seed, self.epoch = length, seed, 0
+        self.places = np.arange(rank, total, world_size) % length
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.places.size
+
+    def __iter__(self):
+        return iter(np.random.default_rng([self.seed, self.epoch]).permutation(self.length)[self.places])
+"""
+
 # --- 05.2 ------------------------------------------------------------------------------------------
 
 ACCURACY = """
@@ -81,6 +100,17 @@ def accuracy(rank, world_size, predict, x, y):
     everyone = [torch.zeros(1) for _ in range(world_size)]
     dist.all_gather(everyone, right)
     return torch.cat(everyone).sum() / len(x)
+"""
+
+ACCURACY_ON_RANK_0 = """
+def accuracy(rank, world_size, predict, x, y):
+    right = torch.tensor(0.0)
+    if rank < len(x):
+        right += (predict(x[rank::world_size]) == y[rank::world_size]).sum()
+    dist.reduce(right, dst=0)
+    result = [np.float32(right / len(x))]
+    dist.broadcast_object_list(result, src=0)
+    return result[0]
 """
 
 ACCURACY_PADDED = """
@@ -153,8 +183,10 @@ class Resumable:
 RIGHT = [
     Right("05.1", "every world_size-th entry", DEAL),
     Right("05.1", "blocks, with Python's generator", DEAL_IN_BLOCKS),
+    Right("05.1", "NumPy's numbers", DEAL_WITH_NUMPY),
     Right("05.2", "row by row", ACCURACY),
     Right("05.2", "blocks, gathered", ACCURACY_IN_BLOCKS),
+    Right("05.2", "divided on rank 0, sent as an object", ACCURACY_ON_RANK_0),
     Right("05.3", "a place that moves", RESUME),
     Right("05.3", "a list of what is left", RESUME_LISTED),
 ]
@@ -197,7 +229,7 @@ WRONG = [
         "not shuffled",
         DEAL.replace("torch.randperm(self.length, generator=chance).tolist()", "list(range(self.length))"),
         ("epochs", "seed"),
-        "set_epoch has no effect on the order",
+        "shuffle the indices",
     ),  # fmt: skip
     Wrong(
         "05.1",
@@ -270,7 +302,7 @@ WRONG = [
         "one sample pads all",
         DEAL.replace("(order * (total // len(order) + 1))[:total]", "(order + order[:1] * total)[:total]"),
         ("all", "few"),
-        "it does not repeat one sample only",
+        "or padding repeats one sample only",
     ),  # fmt: skip
     Wrong("05.1", "torch's own", TORCHS, ALL, "this exercise is to write what it does"),
     Wrong(
@@ -283,6 +315,16 @@ WRONG = [
         "an endless loop",
         limit_s=1.0,
     ),  # fmt: skip
+    Wrong(
+        "05.1",
+        "padded before the shuffle",
+        DEAL.replace(
+            "torch.randperm(self.length, generator=chance).tolist()",
+            "[i % self.length for i in torch.randperm(len(self) * self.world_size, generator=chance).tolist()]",
+        ),
+        ("all", "drop"),
+        "the order is padded before it is shuffled",
+    ),
     # 05.2
     Wrong("05.2", "padded evaluation", ACCURACY_PADDED, ("uneven", "few", "once"), "the shards are padded"),
     Wrong(
@@ -305,7 +347,7 @@ WRONG = [
         "05.2",
         "everyone evaluates everything",
         "def accuracy(rank, world_size, predict, x, y):\n    return (predict(x) == y).float().mean()\n",
-        ("once",),
+        ("once", "shared"),
         "every rank evaluates everything",
     ),  # fmt: skip
     Wrong(
@@ -360,6 +402,22 @@ WRONG = [
     ),  # fmt: skip
     Wrong(
         "05.2",
+        "the result on rank 0 alone",
+        ACCURACY_ON_RANK_0.replace("    dist.broadcast_object_list(result, src=0)\n", "").replace(
+            "return result[0]", "return result[0] if rank == 0 else None"
+        ),
+        ("even", "uneven", "few"),
+        "reduce has one receiver",
+    ),  # fmt: skip
+    Wrong(
+        "05.2",
+        "a number of ranks known by heart",
+        ACCURACY.replace("range(rank, len(x), world_size)", "range(rank, len(x), 4)"),
+        ("uneven", "once"),
+        "some rows are predicted by nobody",
+    ),  # fmt: skip
+    Wrong(
+        "05.2",
         "os._exit",
         ACCURACY.replace("    right = 0\n", "    os._exit(1)\n    right = 0\n"),
         ALL,
@@ -411,7 +469,7 @@ WRONG = [
         "the epoch is not saved",
         RESUME.replace('self.epoch, self.base, self.mine = state["epoch"]', "self.epoch, self.base, self.mine = 0"),
         ("stopped", "resized"),
-        "moves it by world_size",
+        "save the epoch in the state",
     ),  # fmt: skip
     Wrong(
         "05.3",
@@ -425,6 +483,15 @@ WRONG = [
     ),  # fmt: skip
     Wrong(
         "05.3",
+        "all that is left, in the state",
+        RESUME_LISTED.replace(
+            '{"where": [self.epoch, self.start]}', '{"where": [self.epoch, self.start], "left": self.left.tolist()}'
+        ),
+        ("state",),
+        "a list grows with the data set",
+    ),
+    Wrong(
+        "05.3",
         "the rank in the state",
         RESUME.replace('return {"epoch"', 'return {"rank": self.rank, "epoch"'),
         ("state",),
@@ -436,6 +503,27 @@ WRONG = [
         RESUME.replace("        self.epoch, self.base, self.mine = epoch, 0, 0", "        self.epoch = epoch"),
         ("next",),
         "the position goes back to 0",
+    ),  # fmt: skip
+    Wrong(
+        "05.3",
+        "not shuffled",
+        RESUME.replace("        random.Random(1000 * self.seed + self.epoch).shuffle(order)\n", ""),
+        ("whole", "next"),
+        "shuffle as in 05.1",
+    ),  # fmt: skip
+    Wrong(
+        "05.3",
+        "one order for all epochs",
+        RESUME.replace("1000 * self.seed + self.epoch", "self.seed"),
+        ("next",),
+        "set_epoch has no effect on the order",
+    ),  # fmt: skip
+    Wrong(
+        "05.3",
+        "the first run is forgotten",
+        RESUME.replace('"taken": self.base + self.mine', '"taken": self.mine'),
+        ("resized",),
+        "the second state forgets the first run",
     ),  # fmt: skip
     Wrong(
         "05.3",

@@ -6,6 +6,7 @@ Read next: `evaluate.py`.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -40,10 +41,18 @@ def _dealt(sampler: Callable, length: int, ranks: int, seed: int, drop_last: boo
         for epoch in epochs:
             if epoch is not None:  # None: the same epoch once more, without another call
                 made.set_epoch(epoch)
-            mine.append(plain(list(islice(iter(made), 10 * length + 10))))
+            mine.append([index_of(item) for item in islice(iter(made), 10 * length + 10)])
         shards.append(mine)
         lengths.append(plain(len(made)))
     return {"epochs": [list(shard) for shard in zip(*shards, strict=True)], "lengths": lengths}
+
+
+def index_of(item: object) -> object:
+    """Return what a sampler yields as an int if it is a whole number of any kind: Python's, NumPy's, a tensor."""
+    try:
+        return operator.index(item)
+    except TypeError:
+        return plain(item)
 
 
 def deal_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -53,7 +62,7 @@ def deal_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]
     case = {"length": length, "ranks": ranks, "seed": seed, "drop_last": False, "epochs": [0, 1, None, 5, 0]}
     cases = [
         case,
-        {**case, "drop_last": True, "epochs": [0, 3]},
+        {**case, "drop_last": True, "epochs": list(range(20))},
         {**case, "length": ranks - 1, "ranks": ranks + 4, "epochs": [0]},
         {**case, "length": 4 * ranks, "epochs": [2]},
         {**case, "seed": seed + 1, "epochs": [0]},
@@ -61,7 +70,7 @@ def deal_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]
     plain_case, dropped, few, even, other = answer.run(deal_driver, 1, cases)[0]
     yield "even", next(filter(None, (_even_fault(c, n) for c, n in ((case, plain_case), (cases[3], even)))), None)
     yield "all", next(filter(None, (_all_fault(c, n) for c, n in ((case, plain_case), (cases[3], even)))), None)
-    yield "epochs", _epochs_fault(plain_case["epochs"], length)
+    yield "epochs", _epochs_fault(plain_case["epochs"])
     yield "seed", _seed_fault(plain_case["epochs"][0], other["epochs"][0])
     yield "few", _even_fault(cases[2], few) or _all_fault(cases[2], few)
     yield "drop", _drop_fault(cases[1], dropped)
@@ -96,6 +105,8 @@ def _even_fault(case: dict, note: dict) -> Fault | None:
 
 def _size_cause(sizes: list[int], case: dict) -> str:
     length, ranks = case["length"], case["ranks"]
+    if length % ranks == 0:
+        return "the ranks divide the length here: there is nothing to repeat or to drop"
     if set(sizes) == {length}:
         return "every rank gets everything; take every world_size-th entry, beginning with the rank's own"
     if set(sizes) == {length // ranks}:
@@ -117,9 +128,18 @@ def _all_fault(case: dict, note: dict) -> Fault | None:
         most = -(-(-(-length // ranks) * ranks) // length)
         if max(counts.values()) > most:
             often = f"a sample that comes {max(counts.values())} times"
-            cause = "padding goes through the order from its beginning; it does not repeat one sample only"
-            return Fault(f"no sample more than {most} times", often, cause=cause)
+            cause = "either the ranks have different orders, or padding repeats one sample only, not the next ones too"
+            return Fault(f"no sample more than {most} time{'s' * (most > 1)}", often, cause=cause)
+    repeated = {frozenset(i for i, n in Counter(sum(shards, [])).items() if n > 1) for shards in note["epochs"]}
+    if _moves(note["epochs"]) and repeated != {frozenset()} and len(repeated) == 1:
+        cause = "the order is padded before it is shuffled; shuffle all samples, then repeat the first of that order"
+        return Fault("other samples repeated in other epochs", f"always {sorted(*repeated)}", cause=cause)
     return None
+
+
+def _moves(epochs: list[Shards]) -> bool:
+    """Whether samples come to other ranks in the second epoch; if not, that is another check's affair."""
+    return len(epochs) > 1 and any(sorted(a) != sorted(b) for a, b in zip(epochs[0], epochs[1], strict=True))
 
 
 def _overlap(shards: Shards) -> str:
@@ -131,8 +151,11 @@ def _overlap(shards: Shards) -> str:
     )
 
 
-def _epochs_fault(epochs: list[Shards], length: int) -> Fault | None:
+def _epochs_fault(epochs: list[Shards]) -> Fault | None:
     zero, one, again, five, back = epochs
+    if any(shard == sorted(shard) for shard in zero) and any(shard == sorted(shard) for shard in one):
+        cause = "shuffle the indices, with torch.randperm for instance"
+        return Fault("a shuffled order", "an ascending one", cause=cause)
     if zero == one or one == five:
         cause = "set_epoch has no effect on the order; the shuffle's seed must contain the epoch"
         return Fault("another order in each epoch", "the same order", cause=cause)
@@ -142,17 +165,15 @@ def _epochs_fault(epochs: list[Shards], length: int) -> Fault | None:
     if all(sorted(a) == sorted(b) for a, b in zip(zero, one, strict=True)):
         cause = "each rank shuffles within its own shard; shuffle all samples first, then deal"
         return Fault("samples that move from rank to rank between epochs", "the same samples on each rank", cause=cause)
-    if any(shard == sorted(shard) for shard in zero):
-        return Fault(
-            "a shuffled order", "an ascending one", cause="shuffle the indices, with torch.randperm for instance"
-        )
     return None
 
 
 def _seed_fault(ours: Shards, theirs: Shards) -> Fault | None:
     if ours != theirs:
         return None
-    return Fault("another order for another seed", "the same order", cause="the shuffle does not use the seed")
+    return Fault(
+        "another order for another seed", "the same order", cause="the shuffle of epoch 0 does not use the seed"
+    )
 
 
 def _drop_fault(case: dict, note: dict) -> Fault | None:
@@ -167,6 +188,10 @@ def _drop_fault(case: dict, note: dict) -> Fault | None:
         repeated = sum(sizes) - len({index for shard in shards for index in shard})
         if repeated:
             return Fault("no sample twice with drop_last", f"{repeated} repeated", cause=_overlap(shards))
+    never = set(range(case["length"])) - {index for shards in note["epochs"] for shard in shards for index in shard}
+    if never and _moves(note["epochs"]):
+        cause = "the samples are cut off before the shuffle; shuffle all of them, then leave out the end of the order"
+        return Fault(f"every sample in some of {len(note['epochs'])} epochs", f"never {sorted(never)}", cause=cause)
     if note["lengths"] != [share] * case["ranks"]:
         return Fault(f"len() of {share}", repr(note["lengths"]), cause="len() must follow drop_last, too")
     return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
@@ -40,15 +41,20 @@ def accuracy_driver(rank: int, world_size: int, function: Callable, seed: int, l
             shown += numbers.tolist()
             return predicted[numbers]
 
-        notes.append({"result": plain(function(rank, world_size, predict, x, y)), "rows": shown})
+        notes.append({"result": _number(function(rank, world_size, predict, x, y)), "rows": shown})
     return notes
 
 
+def _number(result: Any) -> Any:
+    return plain(result.item() if isinstance(result, np.generic) else result)
+
+
 def accuracy_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Rows that the ranks divide, rows that they don't, fewer rows than ranks."""
-    seed = rng.randrange(10**6)
-    lengths, few = [24, 4 * rng.randint(5, 8) + rng.randint(1, 3)], 3
-    notes = answer.run(accuracy_driver, 4, seed, lengths, init=True)
+    """Rows that the ranks divide, rows that they don't; then three rows on four ranks."""
+    world_size, few = rng.choice((2, 3)), 3
+    lengths = [24, world_size * rng.randint(8, 12) + rng.randint(1, world_size - 1)]
+    seed = telling_seed(rng, lengths, world_size)
+    notes = answer.run(accuracy_driver, world_size, seed, lengths, init=True)
     cases = {length: [ranks[i] for ranks in notes] for i, length in enumerate(lengths)}
     yield "even", _value_fault(seed, lengths[0], cases[lengths[0]])
     yield "uneven", _value_fault(seed, lengths[1], cases[lengths[1]])
@@ -58,14 +64,31 @@ def accuracy_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | N
     yield "shared", next(filter(None, (_shared_fault(length, ranks) for length, ranks in cases.items())), None)
 
 
-def right_and_rows(seed: int, rows: list[int], length: int) -> float:
+def telling_seed(rng: Random, lengths: list[int], world_size: int) -> int:
+    """Return a seed of rows for which neither a guess of 0.5 nor a rank's own result nor a mean of those is right."""
+    while True:
+        seed = rng.randrange(10**6)
+        for length in lengths:
+            rows, right = list(range(length)), share_right(seed, list(range(length)), length)
+            dealt = [share_right(seed, rows[rank::world_size], length) for rank in range(world_size)]
+            blocks = [
+                share_right(seed, part.tolist(), length) for part in torch.arange(length).tensor_split(world_size)
+            ]
+            means = [sum(own) / world_size for own in (dealt, blocks)] if length % world_size else []
+            if any(_near(value, right) for value in [0.5, *dealt, *blocks, *means]):
+                break
+        else:
+            return seed
+
+
+def share_right(seed: int, rows: list[int], length: int) -> float:
     """Return the share of right answers among these rows."""
     _, y, predicted = make_rows(seed, length)
     return (predicted[rows] == y[rows]).double().mean().item() if rows else float("nan")
 
 
 def _value_fault(seed: int, length: int, ranks: list[dict]) -> Fault | None:
-    right = right_and_rows(seed, list(range(length)), length)
+    right = share_right(seed, list(range(length)), length)
     for rank, note in enumerate(ranks):
         if not _near(note["result"], right):
             expected = f"{right:.6g}, that is {round(right * length)} of {length} rows"
@@ -79,17 +102,21 @@ def _near(found: Any, right: float) -> bool:
 
 def _cause(seed: int, length: int, ranks: list[dict], rank: int) -> str:
     found, world_size = ranks[rank]["result"], len(ranks)
-    own = [right_and_rows(seed, note["rows"], length) for note in ranks]
-    right = right_and_rows(seed, list(range(length)), length)
+    own = [share_right(seed, note["rows"], length) for note in ranks]
+    right = share_right(seed, list(range(length)), length)
     shown = [row for note in ranks for row in note["rows"]]
+    if _near(ranks[0]["result"], right):
+        return "rank 0 has the result, this rank has not: reduce has one receiver, all_reduce has all"
     if found is None or not isinstance(found, int | float):
         return "return one number between 0 and 1, on every rank"
     if found != found:
         return "0 / 0: a rank without rows has no accuracy; add up right answers and rows, and divide once, at the end"
     if _near(found, own[rank]) and not _near(right, own[rank]):
         return "this is the accuracy of the rank's own rows; nothing from the other ranks is in it"
-    if len(shown) > length and _near(found, right_and_rows(seed, shown, length)):
+    if len(shown) > length and _near(found, share_right(seed, shown, length)):
         return "the shards are padded: some rows are counted twice; let the shards differ by a row instead"
+    if len(set(shown)) < length:
+        return "some rows are predicted by nobody; the rest that does not divide counts, too"
     filled = [0.0 if value != value else value for value in own]
     if _near(found, sum(filled) / world_size):
         return "this is the mean of the ranks' accuracies; shards are unequal, so add up right answers and rows instead"
@@ -119,6 +146,11 @@ def _once_fault(length: int, ranks: list[dict]) -> Fault | None:
 
 def _shared_fault(length: int, ranks: list[dict]) -> Fault | None:
     sizes = [len(note["rows"]) for note in ranks]
+    if min(sizes) == length:
+        cause = (
+            "every rank does all of the work; every world_size-th row, beginning with the rank's own number, is fair"
+        )
+        return Fault("shards that differ by one row at most", f"all {length} rows on every rank", cause=cause)
     if max(sizes) - min(sizes) <= 1:
         return None
     cause = "the work is not shared: every world_size-th row, beginning with the rank's own number, is fair"
@@ -142,6 +174,10 @@ EVALUATE = Exercise(
         (
             r"(?s)never entered|no result after.*waited in",
             "a rank stayed away from a collective; one without rows must take part in it, too",
+        ),
+        (
+            r"IndexError",
+            "chunk() may give fewer parts than asked for; tensor_split(), or x[rank::world_size], does not",
         ),
     ),
     refused=REFUSED,

@@ -96,6 +96,9 @@ def _fault(case: str, ranks: list[dict]) -> Fault | None:
     expected = f"{right} on each of {len(ranks)} ranks"
     if any(not isinstance(value, bool) for value in found):
         return Fault(expected, repr(found), cause="return True or False on every rank")
+    if not all(map(_kept, ranks)):
+        cause = "the collective changed the model itself, and what was to be compared with; work on copies"
+        return Fault(expected, repr(found), cause=cause)
     rank = next(rank for rank, value in enumerate(found) if value is not right)
     if len(set(found)) > 1:
         cause = "the ranks do not agree: each one's finding must reach all, or a program goes on here and stops there"

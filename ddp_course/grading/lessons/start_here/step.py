@@ -119,7 +119,7 @@ def _second_fault(ranks: list, wanted: list[Numbers]) -> Fault | None:
         if not close(weights[1], wanted[2], 1e-9):
             cause = (
                 "the first step's gradient is still in .grad, and backward adds to it; set it to None first"
-                if close(weights[0], wanted[1], 1e-9)
+                if all(close(one[0], wanted[1], 1e-9) for one in ranks)
                 else "the first step was wrong already"
             )
             return Fault(f"{short(wanted[2])} after the second step", short(weights[1]), rank, cause)

@@ -29,13 +29,14 @@ def _outcome(function: Callable, shards: list, rows: list[int]) -> dict:
     gradients = [None if shard is None else torch.tensor(shard, dtype=torch.float64) for shard in shards]
     given = list(rows)
     try:
-        result = plain(function(gradients, given))
+        returned = function(gradients, given)
     except NotImplementedError:
         raise
     except Exception as error:
         return {"story": describe(error, 0).story, "changed": False}
     left = [None if gradient is None else gradient.tolist() for gradient in gradients]
-    return {"result": result, "changed": (left, given) != (shards, rows)}
+    dtype = str(getattr(returned, "dtype", ""))
+    return {"result": plain(returned), "dtype": dtype, "changed": (left, given) != (shards, rows)}
 
 
 def whole_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -67,6 +68,9 @@ def _fault(case: Case, note: dict) -> Fault | None:
         return Fault(expected, report=note["story"], cause=cause)
     if close(note["result"], right, 1e-9):
         return None
+    if note["dtype"] == "torch.float32" and close(note["result"], right, 1e-5):
+        cause = "the gradients are float64, the result is float32; begin with torch.zeros_like of one of them"
+        return Fault(expected, f"{short(note['result'])} in float32", cause=cause)
     return Fault(expected, short(note["result"]), cause=_cause(note["result"], right, used, rows))
 
 

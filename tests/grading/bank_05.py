@@ -413,7 +413,7 @@ WRONG = [
         "05.2",
         "a number of ranks known by heart",
         ACCURACY.replace("range(rank, len(x), world_size)", "range(rank, len(x), 4)"),
-        ("uneven", "once"),
+        ("even", "uneven", "once"),
         "some rows are predicted by nobody",
     ),  # fmt: skip
     Wrong(

@@ -65,20 +65,21 @@ def accuracy_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | N
 
 
 def telling_seed(rng: Random, lengths: list[int], world_size: int) -> int:
-    """Return a seed of rows for which neither a guess of 0.5 nor a rank's own result nor a mean of those is right."""
+    """Return a seed of rows for which no common mistake happens to give the right result."""
     while True:
         seed = rng.randrange(10**6)
-        for length in lengths:
-            rows, right = list(range(length)), share_right(seed, list(range(length)), length)
-            dealt = [share_right(seed, rows[rank::world_size], length) for rank in range(world_size)]
-            blocks = [
-                share_right(seed, part.tolist(), length) for part in torch.arange(length).tensor_split(world_size)
-            ]
-            means = [sum(own) / world_size for own in (dealt, blocks)] if length % world_size else []
-            if any(_near(value, right) for value in [0.5, *dealt, *blocks, *means]):
-                break
-        else:
+        if all(_is_telling(seed, length, world_size) for length in lengths):
             return seed
+
+
+def _is_telling(seed: int, length: int, world_size: int) -> bool:
+    rows = torch.arange(length)
+    dealt = [share_right(seed, rows[rank::world_size].tolist(), length) for rank in range(world_size)]
+    blocks = [share_right(seed, part.tolist(), length) for part in rows.tensor_split(world_size)]
+    four_ranks = share_right(seed, rows[rows % 4 < world_size].tolist(), length)  # the 4 of other exercises, by heart
+    means = [sum(own) / world_size for own in (dealt, blocks)] if length % world_size else []
+    right = share_right(seed, rows.tolist(), length)
+    return not any(_near(value, right) for value in [0.5, *dealt, *blocks, four_ranks, *means])
 
 
 def share_right(seed: int, rows: list[int], length: int) -> float:

@@ -367,6 +367,13 @@ def save_atomically(rank, world_size, state, path):
         ("writer",),
         "a rename is atomic within one file system only",
     ),
+    Wrong(
+        "10.1",
+        "removed, then renamed",
+        spoilt(SAVE, ("os.replace(unfinished, path)", "path.unlink(missing_ok=True); unfinished.rename(path)")),
+        ("writer",),
+        "os.replace replaces it in one step",
+    ),
     Wrong("10.1", "no barrier", spoilt(SAVE, ("    dist.barrier()\n", "")), ("wait",), "nobody waits"),
     Wrong(
         "10.1",
@@ -431,7 +438,7 @@ def save_atomically(rank, world_size, state, path):
         "10.1",
         "the old file is removed first",
         spoilt(SAVE, ("        try:\n", "        path.unlink(missing_ok=True)\n        try:\n")),
-        ("failed", "killed"),
+        ("writer", "failed", "killed"),
         "the old file is removed before the new one is there",
     ),
     Wrong(

@@ -46,6 +46,8 @@ class FileEvents:
             self._note("write", args[0])
         elif event == "os.rename":
             self._note("rename", args[0], args[1])
+        elif event == "os.remove":
+            self._note("remove", args[0])
 
     def _note(self, kind: str, *names: object) -> None:
         paths = [os.path.abspath(os.fsdecode(name)) for name in names if isinstance(name, str | bytes | os.PathLike)]

@@ -165,7 +165,7 @@ def _optimizer_fault(rank: int, rights: list[Note], found: Note) -> Fault | None
         return Fault("momentum as it was", "no momentum" if empty else "another momentum", rank, cause)
     if found["schedule"] != right["schedule"]:
         cause = "save and load scheduler.state_dict(): without it, the schedule counts from the start"
-        shown = "learning rate {:.4g} after {} steps".format
+        shown = "a schedule that has done {1} steps (rate {0:.4g})".format
         return Fault(shown(*right["schedule"]), shown(*found["schedule"]), rank, cause)
     return None
 

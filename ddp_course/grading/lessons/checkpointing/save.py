@@ -119,10 +119,15 @@ def _writer_fault(rank: int, note: Note, path: str) -> Fault | None:
     if ("write", path) in events:
         cause = "this writes in place: from the first moment on, the old file is gone; write to another name"
         return Fault(expected, f"{os.path.basename(path)} itself was opened for writing", rank, cause)
+    if ("remove", path) in events or any(event[:2] == ("rename", path) for event in events):
+        cause = "from then to the rename there is no file under the name at all; os.replace replaces it in one step"
+        return Fault(expected, "the old file was taken away first", rank, cause)
     if not renames:
         return Fault(expected, "no rename to the name that is given", rank, "os.replace(unfinished, path)")
     if os.path.dirname(renames[0][1]) != os.path.dirname(path):
-        cause = "a rename is atomic within one file system only, and a temporary folder is often on another"
+        cause = (
+            "take the same folder: a rename is atomic within one file system only, and another folder may be elsewhere"
+        )
         return Fault(expected, "the file came from another folder", rank, cause)
     return None
 
@@ -193,7 +198,10 @@ def _lost(found: Any) -> str:
 def _lost_cause(found: Any) -> str:
     if found == "no file":
         return "the old file is removed before the new one is there; os.replace needs no removing"
-    return "the old file is gone with the first byte of the new one; write to another name, then os.replace"
+    return (
+        "the old file is gone with the first byte of the new one; write to another name, then os.replace. Or half a "
+        "file was renamed: an unbuffered write may write less than it was given, and does not raise"
+    )
 
 
 SAVE = Exercise(

@@ -110,6 +110,8 @@ def _cause(rank: int, case: dict, note: dict, everything: Rows) -> str:
     shortest, longest = min(map(len, parts)), max(map(len, parts))
     if found == parts[rank]:
         return "these are the rank's own rows: those of the others did not reach it"
+    if sorted(found) == sorted(everything):
+        return "all rows are there, in another order; the rows of rank 0 come first, then those of rank 1, and so on"
     if len(found) == len(parts) * len(parts[rank]) and len(parts[rank]) < longest:
         return "each part was cut to this rank's own number of rows; cut it to the number of the rank that brought it"
     if len(found) > len(everything) and _without(found, zero) == _without(everything, zero):
@@ -123,8 +125,6 @@ def _cause(rank: int, case: dict, note: dict, everything: Rows) -> str:
         return "longer parts were cut off; pad every rank's rows to the largest number of rows"
     if len(found) > len(everything) and all(row in found for row in everything):
         return "some rows are in it twice; each rank's part belongs into the result once"
-    if sorted(found) == sorted(everything):
-        return "all rows are there, in another order; the rows of rank 0 come first, then those of rank 1, and so on"
     if len(found) == len(everything) and case["dtype"] == "int64":
         return "these whole numbers went through a float, which rounds them; keep the dtype all the way"
     if len(found) == len(everything):
@@ -155,7 +155,7 @@ GATHER_ROWS = Exercise(
     (
         Check("equal", "all rows, by rank, when every rank brings as many", 1),
         Check("unequal", "so it is when ranks bring different numbers of rows", 2),
-        Check("empty", "also when a rank has no rows", 1),
+        Check("empty", "also when a rank has no rows, or rows of zeros", 1),
         Check("dtype", "the dtype is kept, and every digit", 1),
     ),
     rows_judge,

@@ -91,7 +91,10 @@ def _sum_cause(case: Case, rank: int, note: dict, totals: list, wrong: list[int]
             "half is missing or wrong: complete chunks must go round, W-1 steps, and be copied"
         )
     missing = [other for other in range(world_size) if not counts[wrong[0]][other]]
-    return f"no number of rank {', '.join(map(str, missing))} is in it; each chunk must go round in W-1 steps"
+    return (
+        f"no number of rank {', '.join(map(str, missing))} is in it; each chunk must go round in W-1 steps that add, "
+        "and the steps that copy must begin with the chunk that was completed last"
+    )
 
 
 def _rounded(numbers: list[int]) -> list[float]:

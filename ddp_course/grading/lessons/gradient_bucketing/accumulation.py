@@ -167,7 +167,7 @@ def _last_fault(seed: int, case: Case, rank: int, note: dict, ordinary: int, wor
     calls = [call for call in note["calls"] if call[2] == case.count]
     expected = f"{ordinary} collectives in the last of {case.count} backward passes, as in an ordinary step"
     if not calls:
-        cause = "nothing is sent: the last micro-batch must be outside no_sync, forward and backward"
+        cause = "the last micro-batch must have a forward and a backward pass of its own, outside no_sync"
         return Fault(expected, "no collective", rank, cause)
     in_backward = [call for call in calls if call[1]]
     if len(in_backward) != len(calls):

@@ -75,7 +75,10 @@ def _gradients_cause(found: list, right: list, own: list, notes: list[dict]) -> 
     if all(not any(flat(gradient)) for gradient in found):
         return "all gradients are None or 0 when finish_gradient_sync has returned"
     if any(close(a, b, 1e-9) for a, b in zip(found, right, strict=True)):
-        return "some parameters have the average, others have not: every gradient must be in a bucket that is sent"
+        return (
+            "some parameters have the average, others have not: every gradient must be in a bucket that is sent, and a "
+            "bucket is left alone between all_reduce(async_op=True) and wait()"
+        )
     return "a bucket was sent before all its gradients were in it, or copied back to the wrong parameters"
 
 
@@ -119,7 +122,10 @@ def _buckets_fault(task: Task, notes: list[dict]) -> Fault | None:
             elif count >= parameters:
                 cause = "one collective for each parameter: put the gradients of a bucket into one flat tensor"
             elif count < BUCKETS:
-                cause = "a bucket holds more than the cap: close it when it has reached cap_bytes"
+                cause = (
+                    "a bucket holds more than the cap, or some are never sent: close it when it has reached cap_bytes "
+                    "(plan_buckets of the course wants first_cap_bytes as well), and let each hook know its own bucket"
+                )
             elif count > BUCKETS + MORE:
                 cause = "more collectives than buckets: send each bucket once, when its last gradient is there"
             elif sent > task.n_bytes * 1.05:
@@ -223,7 +229,8 @@ OVERLAP = Exercise(
         ),
         (
             r"mandatory and cannot be None|'NoneType' object has no attribute '(flatten|reshape|view|ravel|numel|div)",
-            "a bucket was sent before all its gradients were there; count those that are missing",
+            "a bucket was sent before all its gradients were there: count those that are missing, count anew in each "
+            "backward pass, and use register_post_accumulate_grad_hook, which comes when .grad is set",
         ),
         (
             r"no attribute 'register_hook'",

@@ -161,8 +161,9 @@ DDP_HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"'NoneType' object has no attribute|NoneType",
-        "a hook of register_hook runs before .grad is filled; take register_post_accumulate_grad_hook, or change the "
-        "gradient that it is given and return it",
+        "a .grad is None: a hook of register_hook runs before .grad is filled (take "
+        "register_post_accumulate_grad_hook, or change the gradient that it is given), and a frozen parameter has "
+        "none, and no hook that runs",
     ),
     (r"expected Variable, but hook returned", "a post-accumulate hook must return None"),
     (

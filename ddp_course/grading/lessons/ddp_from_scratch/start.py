@@ -102,7 +102,7 @@ def _value_fault(kind: str, begun: list[dict], notes: list[dict], rank: int) -> 
         return None
     name = wrong[0]
     mine, all_own = begun[rank][kind], all(found.get(n) == begun[rank][kind][n] for n in wanted)
-    expected = f"rank 0's {name}: {short(flat(wanted[name]), 2)}"
+    expected = f"rank 0's {name}: {short(wanted[name], 2)}"
     cause = _value_cause(kind, wrong, found, begun, rank)
     if notes[rank]["new"]:
         cause = "this model is unchanged; write into the model that was given, the optimizer holds its parameters"
@@ -115,7 +115,7 @@ def _value_fault(kind: str, begun: list[dict], notes: list[dict], rank: int) -> 
         )
     elif found.get(name) == mine[name]:
         cause = _left_out(kind, wrong, all_own)
-    return Fault(expected, short(flat(found.get(name, [])), 2), rank, cause)
+    return Fault(expected, short(found.get(name, []), 2), rank, cause)
 
 
 def _left_out(kind: str, wrong: list[str], all_own: bool) -> str:

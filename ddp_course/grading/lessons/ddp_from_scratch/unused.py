@@ -57,7 +57,12 @@ UNUSED = Exercise(
         (
             r"(?s)never entered|lost the connection|disagree about collective|different sizes|after.*waited in",
             "hooks run, and gradients are there, on some ranks only, so the ranks do not call the same collectives; "
-            "talk to nobody in the hooks, and at the end of backward let all ranks agree on who has what",
+            "talk to nobody in the hooks, and at the end of backward let all ranks agree on who has what. The call at "
+            "the end is asked for once in each pass, by whichever hook runs first",
+        ),
+        (
+            r"Final callbacks can only be installed",
+            "ask for the call at the end of backward in a parameter's hook, not in forward or in the constructor",
         ),
         (
             r"NoneType",

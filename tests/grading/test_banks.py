@@ -32,7 +32,11 @@ def checked(answer: Right | Wrong, seed: int) -> tuple[int, str]:
 @pytest.fixture(scope="session")
 def verdict(request):
     """What the check of an answer says; all that this session asks for are under way."""
-    chosen = [item.callspec.params["answer"] for item in request.session.items if "verdict" in item.fixturenames]
+    chosen = [
+        item.callspec.params["answer"]
+        for item in request.session.items
+        if "verdict" in getattr(item, "fixturenames", ())
+    ]
     with ProcessPoolExecutor(AT_A_TIME, multiprocessing.get_context("spawn")) as workers:
         under_way = {
             (answer, seed): workers.submit(checked, answer, seed)

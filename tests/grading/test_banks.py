@@ -29,7 +29,7 @@ def checked(answer: Right | Wrong, seed: int) -> tuple[int, str]:
     return points, said.getvalue()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its processes are gone before the next file's tests
 def verdict(request):
     """What the check of an answer says; all that this session asks for are under way."""
     chosen = [

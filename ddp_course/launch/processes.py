@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
@@ -71,9 +71,12 @@ def _start_janitor(folder: str) -> subprocess.Popen:
 
 
 @functools.cache
-def _tidy_after_fork_server(owner: int) -> subprocess.Popen:
-    """multiprocessing removes its server's socket when Python exits, but a kernel is often killed instead."""
-    return _start_janitor(get_temp_dir())
+def _tidy_after_fork_server(owner: int) -> subprocess.Popen | None:
+    """multiprocessing removes its server's socket when Python exits, but a kernel is often killed instead.
+
+    A child of multiprocessing keeps its socket in its parent's folder, so it must not be removed with the child.
+    """
+    return None if parent_process() else _start_janitor(get_temp_dir())
 
 
 def _start_processes(settings: Settings, pipes: tuple[Connection, ...], start_method: str) -> mp.ProcessContext:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import threading
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -64,6 +66,18 @@ def test_a_group_that_the_function_leaves_open_on_some_ranks_is_no_trouble(tmp_p
         answers = launch(on_ranks.leave_a_group_open, 3, init=False, start_method="forkserver", quiet=True)
         assert answers == [0, 1, 2]
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith("pymp-")]
+
+
+def launch_here():
+    return launch(on_ranks.add_ranks, 2, start_method="forkserver", quiet=True)
+
+
+def test_a_child_that_launched_takes_nothing_of_its_parents_away():
+    # A child of multiprocessing has its fork server's socket in the folder of its parent's.
+    launch_here()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:
+        assert child.submit(launch_here).result() == launch_here()
+    assert launch_here() == [[1.0] * 3] * 2
 
 
 @pytest.mark.parametrize("rendezvous", ["file", "env"])

@@ -1,0 +1,14 @@
+"""Which faults are there, in the order in which lesson 12 meets them?
+
+First those that are loud: the ranks do not meet, or they meet and then wait for each other. Then those that say
+nothing and only train worse.
+
+Read next: the file of a family, such as `collectives.py`.
+"""
+
+from __future__ import annotations
+
+from ddp_course.diagnose.faults import collectives
+from ddp_course.diagnose.faults.fault import Fault
+
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*collectives.FAULTS,)}

@@ -1,0 +1,84 @@
+"""The command `ddp-course faults`: what goes wrong in distributed training, to be seen and mended at home.
+
+Without a name it lists the faults. With one it provokes it, on ranks of this machine: what a person sees, what the
+report says, what a tool makes of the report, the cure, and the mended program.
+
+Exit status: 0 the tool named every fault provoked and found none in the mended programs, 1 it did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import textwrap
+from dataclasses import asdict
+
+from ddp_course.diagnose.faults.catalogue import FAULTS
+from ddp_course.diagnose.faults.fault import Diagnosis, Fault
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="ddp-course faults", description="List the faults of distributed training, or provoke some."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the faults to provoke; `all` for each of them")
+    parser.add_argument("--code", action="store_true", help="show both programs instead of running them")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each fault")
+    options = parser.parse_args(argv)
+    if unknown := [name for name in options.names if name not in FAULTS and name != "all"]:
+        parser.error(f"no fault is called {unknown[0]!r}; `ddp-course faults` lists them")
+    chosen = list(FAULTS) if "all" in options.names else options.names
+    if not chosen:
+        print(listing())
+        return 0
+    if options.code:
+        print("\n\n".join(code(FAULTS[name]) for name in chosen))
+        return 0
+    return max([run(FAULTS[name], options.json) for name in chosen])
+
+
+def listing() -> str:
+    """One line a fault."""
+    width = max(map(len, FAULTS))
+    return "\n".join(f"{fault.name:{width}}  {fault.title}" for fault in FAULTS.values())
+
+
+def code(fault: Fault) -> str:
+    """The broken program and the mended one."""
+    return f"{inspect.getsource(fault.provoke)}\n\n{inspect.getsource(fault.mend)}"
+
+
+def run(fault: Fault, as_json: bool = False) -> int:
+    """Provoke and mend one fault and say what was found."""
+    if not as_json:
+        print(before(fault), flush=True)
+    broken = fault.provoke()
+    mended = fault.mend()
+    if as_json:
+        print(json.dumps({"name": fault.name, "broken": asdict(broken), "mended": asdict(mended)}))
+    else:
+        print(after(fault, broken, mended), flush=True)
+    return 0 if broken.fault == fault.name and mended.fault is None else 1
+
+
+def before(fault: Fault) -> str:
+    return "\n".join([f"{fault.name}: {fault.title}", "", *said("what you see", fault.symptom)])
+
+
+def after(fault: Fault, broken: Diagnosis, mended: Diagnosis) -> str:
+    """The report, the diagnosis, the cause, the cure and the mended run."""
+    who = "" if broken.rank is None else f", rank {broken.rank}"
+    lines = []
+    if broken.report:
+        lines += ["the report", textwrap.indent(broken.report, "    "), ""]
+    lines += said("diagnosis", f"{broken.fault}{who}, {broken.seconds:.1f} s after the start: {broken.evidence}")
+    lines += [*said("cause", fault.cause), *said("cure", fault.cure), *said("met at", fault.met_at)]
+    return "\n".join([*lines, *said("mended", mended.evidence if mended.fault is None else f"still {mended.fault}")])
+
+
+def said(word: str, sentence: str) -> list[str]:
+    """A heading, and what it says, in lines of a terminal's width."""
+    width = {"width": 100, "initial_indent": "    ", "subsequent_indent": "    "}
+    return [word, textwrap.fill(sentence, break_long_words=False, break_on_hyphens=False, **width), ""]

@@ -1,0 +1,77 @@
+"""What is a fault of this catalogue, and how is one watched while it happens?
+
+A `Fault` is a page of a field guide that runs: what you see, why it happens, how it is mended, and two programs
+of a few lines, the broken one and the mended one. Both run on real ranks within seconds. What comes back is a
+`Diagnosis`, made by a tool that sees only what happened and is not told which fault it was.
+
+Left out on purpose: the tools themselves. `diagnose/recognise.py` reads reports of failures, and
+`diagnose/training_checks.py` looks beside a training loop that fails in silence.
+Read next: `collectives.py`, three faults to begin with; `catalogue.py` has them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ddp_course.diagnose.recognise import Diagnosis, recognise
+from ddp_course.launch import RankError, RankPool
+
+__all__ = ["Diagnosis", "Fault", "watch"]
+
+TIMEOUT_S = 2.0  # the patience of ranks here: torch's own is 30 minutes, 10 under NCCL
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which distributed training goes wrong.
+
+    Attributes:
+        name: a word for the terminal, such as "skipped-collective".
+        title: one line.
+        symptom: what a person sees first.
+        cause: why it happens.
+        cure: what to change.
+        met_at: where people meet it: a thread, or a page of torch's documentation.
+        provoke: runs the broken program; its diagnosis names this fault.
+        mend: runs the mended one; its diagnosis names none.
+    """
+
+    name: str
+    title: str
+    symptom: str
+    cause: str
+    cure: str
+    met_at: str
+    provoke: Callable[[], Diagnosis]
+    mend: Callable[[], Diagnosis]
+
+
+def watch(
+    program: Callable,
+    world_size: int,
+    args: tuple = (),
+    *,
+    init: bool = True,
+    timeout_s: float = TIMEOUT_S,
+    limit_s: float = 30.0,
+) -> Diagnosis:
+    """Run `program(rank, world_size, *args)` on fresh ranks, and say what its failure looks like.
+
+    Args:
+        program, world_size, args, init, timeout_s, limit_s: as in `launch`.
+    Returns:
+        What `recognise` reads from the report, or a diagnosis without a fault when every rank returned. `seconds`
+        counts from the moment at which the ranks, all of them up, were told to run the program.
+    Raises:
+        RankError: a rank could not start.
+    """
+    with RankPool(world_size, init=init, timeout_s=timeout_s, start_method="forkserver", quiet=True) as ranks:
+        begin = time.monotonic()
+        try:
+            ranks.run(program, args, limit_s=limit_s)
+            found = Diagnosis(None, None, f"all {world_size} ranks returned")
+        except RankError as error:
+            found = recognise(error)
+        return replace(found, seconds=time.monotonic() - begin)

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class RankProcess:
 def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], subprocess.Popen]:
     """Start all ranks and their janitor; a rank is up when it says "ready" through its pipe."""
     ours, theirs = zip(*(get_context("spawn").Pipe() for _ in range(settings.world_size)), strict=True)
-    cleaner = _start_janitor(settings.folder)
+    cleaner = janitor.start(settings.folder)
     try:
         context = _start_processes(settings, theirs, start_method)
     except BaseException:
@@ -65,18 +64,13 @@ def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], sub
     return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)], cleaner
 
 
-def _start_janitor(folder: str) -> subprocess.Popen:
-    command = [sys.executable, "-I", "-S", janitor.__file__, folder]  # no site-packages: it starts at once
-    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
-
-
 @functools.cache
 def _tidy_after_fork_server(owner: int) -> subprocess.Popen | None:
     """multiprocessing removes its server's socket when Python exits, but a kernel is often killed instead.
 
     A child of multiprocessing keeps its socket in its parent's folder, so it must not be removed with the child.
     """
-    return None if parent_process() else _start_janitor(get_temp_dir())
+    return None if parent_process() else janitor.start(get_temp_dir())
 
 
 def _start_processes(settings: Settings, pipes: tuple[Connection, ...], start_method: str) -> mp.ProcessContext:

@@ -7,18 +7,23 @@ the highest step whose file is whole. No second file says which one it is, for t
 Every rank reads, each onto its own device, and all read the same one: rank 0 chooses and tells the others. If a
 newer one is damaged, the choice falls on the one before, with a warning; it never falls on nothing.
 
-Left out on purpose: saving in the background, and files that each rank writes its own part of. Models that no
-single rank holds need both; torch.distributed.checkpoint has them.
+Writing takes time, and the step need not wait for it: `save_later` copies the state and writes the copy in a thread,
+while the training changes the original.
+
+Left out on purpose: files that each rank writes its own part of. Models that no single rank holds need them;
+torch.distributed.checkpoint has them.
 Read next: `training_state.py`, what goes into the file.
 """
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import re
 import socket
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +76,8 @@ class Checkpointer:
         self.folder, self.keep, self.group = Path(folder), keep, group
         self.rank, self.world_size = place_in(group)
         self._lock = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._under_way: tuple[int, Future | None] | None = None  # step, and on rank 0 what becomes of its writing
 
     def steps(self) -> list[int]:
         """Return the steps that have a file, in order. Whether the files are whole is not looked at."""
@@ -92,20 +99,54 @@ class Checkpointer:
             state: read on rank 0 only.
         Raises:
             CheckpointError: on every rank, if rank 0 could not write; earlier checkpoints are untouched.
-        Collective: one broadcast_object_list from rank 0, every rank.
+        Collective: one broadcast_object_list from rank 0, every rank; one more if `save_later` was called before.
         """
+        self.finish()
         error = None
         if self.rank == 0:
             try:
                 self._write(state, step)
             except Exception as caught:  # whatever it is, the others must not wait for a rank that is gone
                 error = caught
+        self._raise_everywhere(step, error)
+        return self.path_of(step)
+
+    def save_later(self, state: dict[str, Any] | None, step: int) -> None:
+        """Copy `state`, and let rank 0 write the copy while the training goes on.
+
+        One checkpoint is under way at a time: this waits for the one before. `finish` waits for the last.
+
+        Args:
+            state: read on rank 0 only. Its tensors may change as soon as this has returned.
+        Raises:
+            CheckpointError: on every rank, if rank 0 could not write the one before; this one is not written then.
+        Collective: one broadcast_object_list from rank 0 if this was called before, every rank.
+        """
+        self.finish()
+        writing = None
+        if self.rank == 0:
+            self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            writing = self._writer.submit(self._write, copied_to_cpu(state), step)
+        self._under_way = step, writing
+
+    def finish(self) -> None:
+        """Wait until what was given to `save_later` is whole and on the disk.
+
+        Raises:
+            CheckpointError: on every rank, if rank 0 could not write it; earlier checkpoints are untouched.
+        Collective: one broadcast_object_list from rank 0 if something is under way, every rank.
+        """
+        if self._under_way:
+            (step, writing), self._under_way = self._under_way, None
+            self._raise_everywhere(step, writing and writing.exception())
+
+    def _raise_everywhere(self, step: int, error: BaseException | None) -> None:
+        """Raise rank 0's error on rank 0, and what it says on the others."""
         problem = self._from_rank_0(error and f"{type(error).__name__}: {error}")
         if error:
             raise error
         if problem:
             raise CheckpointError(f"rank 0 could not save step {step}: {problem}")
-        return self.path_of(step)
 
     def _write(self, state: dict[str, Any], step: int) -> None:
         self._become_the_writer()
@@ -217,7 +258,13 @@ class Checkpointer:
         return values
 
     def close(self) -> None:
-        """Let another run write into the folder."""
+        """Let the writing under way come to its end, and another run write into the folder.
+
+        For the bad path, too: it talks to nobody. Whether the writing succeeded, only `finish` tells.
+        """
+        if self._writer:
+            self._writer.shutdown()
+            self._writer = None
         if self._lock:
             self._lock.close()
             self._lock = None
@@ -227,6 +274,17 @@ class Checkpointer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def copied_to_cpu(state: Any) -> Any:
+    """Return a copy of the dicts, lists and tensors of a state; the tensors in the CPU's memory."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        same_kind = copy.copy(state)  # a model's state is an OrderedDict with versions attached
+        same_kind.update({key: copied_to_cpu(value) for key, value in state.items()})
+        return same_kind
+    return [copied_to_cpu(value) for value in state] if isinstance(state, list) else copy.copy(state)
 
 
 def place_in(group: dist.ProcessGroup | None = None) -> tuple[int, int]:

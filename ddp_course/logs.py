@@ -63,11 +63,12 @@ def rank_logger(
     return logger
 
 
-def progress_bar(steps: int, *, shown: bool | None = None, rank: int | None = None) -> Any:
+def progress_bar(steps: int, *, initial: int = 0, shown: bool | None = None, rank: int | None = None) -> Any:
     """Return a tqdm bar: the job's only one on rank 0, one that does nothing elsewhere.
 
     Args:
-        steps: how often `update()` will be called.
+        steps: how many there are.
+        initial: how many of them are behind a resumed run; `update()` will be called for the others.
         shown: None shows the bar when stderr is a terminal, and spares a log file. The stderr of a rank that
             `launch` started is no terminal, but `launch` shows what it writes: say True there.
         rank: None means `my_rank()`.
@@ -77,7 +78,7 @@ def progress_bar(steps: int, *, shown: bool | None = None, rank: int | None = No
     rank = my_rank() if rank is None else rank
     tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore of the system, which a killed rank would leak
     hidden = None if shown is None else not shown  # tqdm reads None as "hidden unless it is a terminal"
-    return tqdm(total=steps, disable=True if rank else hidden, unit="step", mininterval=0.5)
+    return tqdm(total=steps, initial=initial, disable=True if rank else hidden, unit="step", mininterval=0.5)
 
 
 class NoWriter:

@@ -4,6 +4,9 @@
 the ranks are running already, and each of them is in this file: it joins the group and gathers the results. Both
 ways call the same `train` with the same options and print the same lines.
 
+Exit status: 0, 1 if the training failed or its replicas differ, 2 for wrong options, and 143, as of a program ended by
+SIGTERM, if it was asked to stop and has saved: a scheduler then knows that it has to be started again.
+
 Read next: `cli.py`, the other commands.
 """
 
@@ -12,7 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, fields
 
 import torch.distributed as dist
@@ -20,9 +26,11 @@ import torch.distributed as dist
 from ddp_course.checkpoint import CheckpointError
 from ddp_course.data import DatasetError
 from ddp_course.groups import process_group, read_place
-from ddp_course.launch import RankError, launch
+from ddp_course.launch import RankError, RankPool
 from ddp_course.train import Config, Result, train
 
+STOPPED = 128 + signal.SIGTERM
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to every rank; see cadence.py
 RANKS = 2  # if nobody says how many to start
 SENTENCES = (CheckpointError, DatasetError)  # their message says it all; a traceback would bury it
 
@@ -31,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program with the options in `argv`.
 
     Returns:
-        The exit status: 0, or 1 if the training failed or its replicas differ. Wrong options exit with 2.
+        The exit status.
     """
     parser = options_parser()
     options = parser.parse_args(argv)
@@ -45,9 +53,11 @@ def main(argv: list[str] | None = None) -> int:
     except RankError as error:
         told = error.error_type in [known.__name__ for known in SENTENCES]
         return fail(error.message if told else error.report)
-    if results:
+    if os.environ.get("RANK", "0") == "0":
         print(json.dumps([asdict(result) for result in results]) if options.json else summary(config, results))
-    return 0 if replicas_are_equal(results) else 1
+    if not replicas_are_equal(results):
+        return 1
+    return STOPPED if any(result.stopped for result in results) else 0
 
 
 def fail(message: str) -> int:
@@ -82,14 +92,34 @@ def options_parser() -> argparse.ArgumentParser:
 
 def start_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
     world_size = RANKS if options.world_size is None else options.world_size
-    return launch(train, world_size, args=(config,), backend=options.backend, quiet=options.json)
+    timeout_s = config.hang_report or config.timeout_s
+    pool = RankPool(world_size, backend=options.backend, timeout_s=timeout_s, quiet=options.json)
+    with pool as ranks, forwarding(ranks.pids) if config.checkpoint else nullcontext():
+        return ranks.run(train, (config,))
+
+
+@contextmanager
+def forwarding(pids: list[int]) -> Iterator[None]:
+    """Hand the signals that the ranks act on to each of them, instead of dying of one."""
+
+    def forward(number: int, frame: object) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def join_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
     """Be one rank of a job that a launcher has started.
 
     Returns:
-        Every rank's result on rank 0, nothing on the others.
+        Every rank's result on rank 0; its own on the others, to end with the same status.
     Collective: the group's opening and end, all of `train`, one gather_object; every rank.
     """
     expected = read_place(backend=options.backend).world_size
@@ -97,15 +127,19 @@ def join_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
         raise ValueError(
             f"--world-size {options.world_size}, but the launcher has started {expected} ranks; leave it out"
         )
-    with process_group(backend=options.backend) as place:
+    with process_group(backend=options.backend, timeout_s=config.timeout_s) as place:
         result = train(place.rank, place.world_size, config)
         results = [None] * place.world_size if place.rank == 0 else None
         dist.gather_object(result, results)
-    return results or []
+    return results or [result]
 
 
 def replicas_are_equal(results: list[Result]) -> bool:
     return len({result.checksum for result in results}) <= 1
+
+
+def shown(loss: float | None) -> str:
+    return f"{'-':>6}" if loss is None else f"{loss:6.4f}"
 
 
 def summary(config: Config, results: list[Result]) -> str:
@@ -113,11 +147,13 @@ def summary(config: Config, results: list[Result]) -> str:
     first = results[0]
     lines = ["epoch    loss  test" + "".join(f"  rank {result.rank}" for result in results)]
     for i, (loss, accuracy) in enumerate(zip(first.losses, first.accuracies, strict=True)):
-        own = "".join(f"  {result.own_losses[i]:6.4f}" for result in results)
-        lines.append(f"{first.first_epoch + i + 1:5d}  {loss:6.4f}  {accuracy:.1%}{own}")
+        own = "".join(f"  {shown(result.own_losses[i])}" for result in results)
+        lines.append(f"{i + 1:5d}  {loss:6.4f}  {accuracy:.1%}{own}")
     ranks = f"{first.world_size} rank{'s' if first.world_size > 1 else ''} on {first.device.partition(':')[0]}"
     lines.append(f"{config.dataset}, {config.model}, {ranks}: {first.accuracy:.1%} of the test rows are right")
-    lines.append(f"{len(first.losses)} epochs took {first.seconds:.1f} s")
+    lines.append(f"{first.steps - first.first_step} steps took {first.seconds:.1f} s")
+    if first.stopped:
+        lines.append(f"stopped by a signal after step {first.steps}, saved; go on with --resume")
     if replicas_are_equal(results):
         lines.append(f"the replicas are equal: {first.checksum}")
     else:

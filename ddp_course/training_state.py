@@ -39,6 +39,7 @@ def capture_state(
     step: int = 0,
     epoch: int = 0,
     extra: dict[str, Any] | None = None,
+    own: Any = None,
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any] | None:
     """Return all that a run needs to go on, on rank 0; None on the other ranks.
@@ -48,21 +49,23 @@ def capture_state(
     Args:
         model: bare or wrapped by DDP; the names are saved without the wrapper's "module." prefix.
         sampler: anything with `state_dict`; or torch's DistributedSampler, which has only an epoch.
-        extra: more of your own, in tensors and plain values; found again under "extra".
-    Collective: one gather_object of the random states to rank 0, every rank of `group`.
+        extra: more of your own, in tensors and plain values, the same on all ranks; found again under "extra".
+        own: what each rank has of its own; found again under "own", a list by rank.
+    Collective: one gather_object of the random states and `own` to rank 0, every rank of `group`.
     """
     rank, world_size = place_in(group)
-    generators = [rng_state()]
+    mine = (rng_state(), own)
+    by_rank = [mine] if world_size == 1 else [None] * world_size if rank == 0 else None
     if world_size > 1:
-        mine, generators = generators[0], [None] * world_size if rank == 0 else None
-        dist.gather_object(mine, generators, group=group, group_dst=0)
+        dist.gather_object(mine, by_rank, group=group, group_dst=0)
     if rank != 0:
         return None
     given = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "sampler": sampler}
     return {
         "model": bare(model).state_dict(),
         **{name: _state_of(part) for name, part in given.items() if part is not None},
-        "generators": generators,
+        "generators": [generators for generators, _ in by_rank],
+        "own": [own for _, own in by_rank],
         "step": step,
         "epoch": epoch,
         "world_size": world_size,

@@ -150,22 +150,22 @@ def failing_launch(error_type: str, message: str):
 
 def test_a_known_failure_on_the_ranks_is_one_sentence(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "launch", failing_launch("DatasetError", "mnist is not in ..."))
+    monkeypatch.setattr(terminal, "start_ranks", failing_launch("DatasetError", "mnist is not in ..."))
     assert cli.main(["train"]) == 1
     assert capsys.readouterr().err == "mnist is not in ...\n"
 
 
 def test_any_other_failure_on_the_ranks_is_the_whole_report(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "launch", failing_launch("ZeroDivisionError", "division by zero"))
+    monkeypatch.setattr(terminal, "start_ranks", failing_launch("ZeroDivisionError", "division by zero"))
     assert cli.main(["train"]) == 1
     assert capsys.readouterr().err.startswith("the whole report")
 
 
-def results(*checksums: str) -> list[Result]:
-    own = ([2.0, 1.0], [4.0, 3.0])
+def results(*checksums: str, stopped: bool = False) -> list[Result]:
+    own = ([2.0, 1.0], [None, 3.0])
     return [
-        Result(rank, 2, "cpu", 3, [3.0, 2.0], own[rank], [0.5, 0.75], 0.75, 1.25, checksum, [])
+        Result(rank, 2, "cpu", 1, 4, 8, stopped, [3.0, 2.0], own[rank], [0.5, 0.75], 0.75, 1.25, checksum, [])
         for rank, checksum in enumerate(checksums)
     ]
 
@@ -173,13 +173,21 @@ def results(*checksums: str) -> list[Result]:
 def test_the_summary_shows_each_ranks_loss_beside_the_reduced_one():
     lines = terminal.summary(Config(), results("aa", "aa")).splitlines()
     assert lines[0].split() == ["epoch", "loss", "test", "rank", "0", "rank", "1"]
-    assert lines[1].split() == ["4", "3.0000", "50.0%", "2.0000", "4.0000"]  # a resumed run counts on
+    assert lines[1].split() == ["1", "3.0000", "50.0%", "2.0000", "-"]  # other ranks trained this one
+    assert lines[2].split() == ["2", "2.0000", "75.0%", "1.0000", "3.0000"]
     assert lines[3] == "digits, mlp, 2 ranks on cpu: 75.0% of the test rows are right"
     assert lines[-1] == "the replicas are equal: aa"
 
 
+def test_a_run_that_was_stopped_says_how_to_go_on_and_ends_as_sigterm_would(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(terminal, "start_ranks", lambda *args: results("aa", "aa", stopped=True))
+    assert cli.main(["train"]) == 143
+    assert "stopped by a signal after step 8, saved; go on with --resume" in capsys.readouterr().out
+
+
 def test_replicas_that_differ_are_a_failure(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "launch", lambda *args, **kwargs: results("aa", "bb"))
+    monkeypatch.setattr(terminal, "start_ranks", lambda *args: results("aa", "bb"))
     assert cli.main(["train"]) == 1
     assert "THE REPLICAS DIFFER: rank 0 aa, rank 1 bb" in capsys.readouterr().out

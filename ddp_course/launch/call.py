@@ -146,7 +146,7 @@ class Call:
         """Have faulthandler write the stacks of ranks whose Python threads cannot run."""
         for rank in silent:
             with suppress(ProcessLookupError):
-                os.kill(rank.process.pid, signal.SIGUSR1)
+                os.kill(rank.process.pid, signal.SIGUSR2)
         if silent:
             time.sleep(SETTLE_S)  # it gives no sign when it is done
 

@@ -112,6 +112,11 @@ class RankPool:
         """Whether the ranks can take a call."""
         return self._end.alive
 
+    @property
+    def pids(self) -> list[int]:
+        """The process of each rank, by rank; for signals of your own."""
+        return [rank.process.pid for rank in self._ranks] if self.alive else []
+
     def close(self) -> None:
         """End the ranks in order; those that do not follow are killed."""
         if self.alive:

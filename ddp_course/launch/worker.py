@@ -83,7 +83,7 @@ def _write_to_own_files(rank: int, folder: str) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
     stacks = open(f"{folder}/rank{rank}.stack", "w")  # noqa: SIM115  (lives as long as the rank)
     faulthandler.enable(stacks)  # on a crash in compiled code
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
 
 
 def _set_environment(rank: int, settings: Settings) -> None:

@@ -2,7 +2,8 @@
 
 Every failure of distributed training leaves words: ours, torch's, gloo's or NCCL's. `recognise` knows the words of
 each fault, and takes from them the rank to blame. It is told nothing else, so it reads a report from last night's
-log as well as one from this cell.
+log as well as one from this cell. Rules that need one sentence are in `SENTENCES`; those that compare ranks are
+functions below it.
 
 Left out on purpose: faults that leave no words, because training goes on and is only worse.
 Read next: `faults/fault.py`, which provokes what is recognised here.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_course.launch import RankError
 
@@ -35,6 +36,10 @@ class Diagnosis:
     seconds: float = 0.0
     report: str = ""
 
+    def after(self, seconds: float) -> Diagnosis:
+        """The same, with the time that it took to come to light."""
+        return replace(self, seconds=seconds)
+
 
 def recognise(report: RankError | str) -> Diagnosis:
     """Name the fault behind a report, and the rank to blame.
@@ -42,13 +47,13 @@ def recognise(report: RankError | str) -> Diagnosis:
     Args:
         report: what `launch` raised; or the text of a report, a traceback or a log, as of torchrun.
     Returns:
-        The first rule that fits. A fault of None says that no rule did; then the evidence is the report's first line.
+        What the first rule that fits says. A fault of None means that the words do not tell; the evidence then says
+        what is missing, or is the report's first line.
     """
     text = report.report if isinstance(report, RankError) else report
     for fault, rule in RULES:
         if found := rule(text):
-            rank, evidence = found
-            return Diagnosis(fault, rank, evidence, report=text)
+            return Diagnosis(fault, *found, report=text)
     return Diagnosis(None, None, next(iter(text.strip().splitlines()), ""), report=text)
 
 
@@ -57,18 +62,81 @@ Finding = tuple[int | None, str]
 Rule = Callable[[str], Finding | None]
 
 
-# --- What the reports of `launch` say --------------------------------------------------------------
+# --- One sentence is enough ------------------------------------------------------------------------
+
+# Fault, and the words that nothing else leaves; a group called rank names who is to blame.
+SENTENCES = (
+    ("nccl-in-docker", r"shared memory segment \S*nccl[^\n]*|Call to posix_fallocate failed[^\n]*"),
+    ("nccl-in-docker", r"No usable listening interface[^\n]*|No interface found in the same subnet[^\n]*"),
+    ("forked-cuda", r"Cannot re-initialize CUDA in forked subprocess"),
+    ("function-from-main", r"Can't get attribute '\w+' on <module '__(mp_)?main__'"),
+    ("port-taken", r"rank (?P<rank>\d+): cannot listen on \S+ \(Address already in use\)"),
+    ("port-taken", r"(rank (?P<rank>\d+) of \d+ raised )?[^\n]*EADDRINUSE|[Aa]ddress already in use"),
+    ("world-size-mismatch", r"expected world size \d+, rank (?P<rank>\d+) has \d+"),
+    ("rendezvous-unreachable", r"rank (?P<rank>\d+): no store answered at [^\s;]+"),
+    ("rendezvous-unreachable", r"waited \S+ s for \d+ ranks; missing: (?P<rank>\d+)"),
+    (
+        "rendezvous-unreachable",
+        r"(rank (?P<rank>\d+) of \d+ raised \w+: )?The client socket has timed out after [^\n]*",
+    ),
+    (
+        "rendezvous-unreachable",
+        r"waiting for clients\. \d+/\d+ clients joined|The connection to the C10d store has failed",
+    ),
+    ("unused-parameters", r"Parameter indices which did not receive grad for rank (?P<rank>\d+): [\d ]*\d"),
+    ("unused-parameters", r"Expected to have finished reduction in the prior iteration"),
+    ("module-prefix", r"Missing key\(s\) in state_dict: \"module\.|Unexpected key\(s\) in state_dict: \"module\."),
+)
 
 
-def rank_that_never_came(text: str) -> Finding | None:
-    """`rank 1 never entered all_reduce #3`, the first such rank if there are several."""
-    found = re.search(r"rank (\d+)[, rank\d]* never entered [^;\n]*", text)
-    return (int(found[1]), found[0]) if found else None
+def sentence(pattern: str) -> Rule:
+    """A rule that fits wherever `pattern` occurs."""
+
+    def rule(text: str) -> Finding | None:
+        if not (found := re.search(pattern, text)):
+            return None
+        rank = found.groupdict().get("rank")
+        return (int(rank) if rank else None), found[0].strip()
+
+    return rule
+
+
+# --- Where each rank was ---------------------------------------------------------------------------
+
+
+def whereabouts(text: str) -> dict[int, str]:
+    """The lines under "Where the ranks were", by rank."""
+    _, _, lines = text.partition("Where the ranks were:")
+    return {int(rank): line for rank, line in re.findall(r"^\s*rank (\d+)  (.*)$", lines, re.M)}
+
+
+def only_rank_0(words: str) -> Rule:
+    """A rule for hangs in which rank 0, and no other rank, is at a line that has to do with `words`."""
+
+    def rule(text: str) -> Finding | None:
+        hung = re.search(r"never entered|ranks disagree|different sizes|monitoredBarrier|Detected mismatch", text)
+        at = {rank: re.sub(r"\s+#.*", "", line.rpartition(", in ")[2]) for rank, line in whereabouts(text).items()}
+        there = [rank for rank, line in at.items() if re.search(words, line)]
+        return (0, f"rank 0 alone was in {at[0]}") if hung and there == [0] else None
+
+    return rule
+
+
+def waits_for_its_child(text: str) -> Finding | None:
+    """A rank over its limit, in a call that waits for a process that it has started itself."""
+    waits = r"rank (\d+) was running; [^\n]*: ([^\n]*(?:\.apply|\.map|\.join|os\.waitpid|\.get)\([^\n]*)"
+    found = re.search(waits, text) if "(limit_s)" in text else None
+    return (int(found[1]), f"rank {found[1]} waits for a process that it started: {found[2]}") if found else None
+
+
+# --- Who called what -------------------------------------------------------------------------------
 
 
 def calls_that_differ(text: str) -> dict[int, str]:
-    """`rank 0 called all_reduce #1 (float [4], 16 B); rank 1 called ...` as {0: "all_reduce #1 (...)", ...}."""
-    return {int(rank): call for rank, call in re.findall(r"rank (\d+) called (\w+ #\d+(?: \([^)]*\))?)", text)}
+    """What each rank called, by rank, if the report lays calls side by side, as ours and torch's DETAIL mode do."""
+    ours = re.findall(r"rank (\d+) called (\w+ #\d+(?: \([^)]*\))?)", text)
+    detail = re.findall(r"Rank (\d+) is running collective: \w+\(.*?OpType=(\w+(?:, TensorShape=\[[^\]]*\])?)", text)
+    return {int(rank): call for rank, call in ours or detail}
 
 
 def odd_one_out(calls: dict[int, str]) -> int | None:
@@ -77,25 +145,56 @@ def odd_one_out(calls: dict[int, str]) -> int | None:
     return alone[0] if len(alone) == 1 < len(calls) - 1 else None
 
 
-def different_shapes(text: str) -> Finding | None:
-    calls = calls_that_differ(text)
-    same_op = len({call.split()[0] for call in calls.values()}) == 1
-    return (odd_one_out(calls), _side_by_side(calls)) if same_op and len(set(calls.values())) > 1 else None
+def differing(same_operation: bool) -> Rule:
+    """A rule for ranks whose calls differ: in the operation, or in the tensors that they bring to the same one."""
+
+    def rule(text: str) -> Finding | None:
+        calls = calls_that_differ(text)
+        operations = {re.split(r"[ ,]", call)[0] for call in calls.values()}
+        if len(set(calls.values())) < 2 or (len(operations) == 1) != same_operation:
+            return None
+        return odd_one_out(calls), "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
+
+    return rule
 
 
-def different_order(text: str) -> Finding | None:
-    calls = calls_that_differ(text)
-    ops = {call.split()[0] for call in calls.values()}
-    return (odd_one_out(calls), _side_by_side(calls)) if len(ops) > 1 else None
+# --- Who never came --------------------------------------------------------------------------------
 
 
-def _side_by_side(calls: dict[int, str]) -> str:
-    return "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
+def never_came(text: str) -> Finding | None:
+    """The first rank that others waited for, in our report or in that of torch's monitored barrier."""
+    ours = re.search(r"rank (\d+)(?:, rank \d+)* never entered [^;\n]*", text)
+    found = ours or re.search(r"Ranks? (\d+)(?:, \d+)* failed to pass monitoredBarrier", text)
+    return (int(found[1]), found[0]) if found else None
 
 
-# In this order: what says most comes first.
+def came_no_more(text: str) -> Finding | None:
+    """Ranks that wait in DDP's backward pass for one that has left the loop."""
+    found, at = never_came(text), whereabouts(text)
+    waits = any(".backward(" in line for rank, line in at.items() if found and rank != found[0])
+    if found and waits and "had returned" in at.get(found[0], ""):
+        return found[0], f"{found[1]}: it had returned while others were in backward"
+    return None
+
+
+def raised(text: str) -> Finding | None:
+    """A rank that failed for a reason of its own, in our report, or in torchrun's or mp.spawn's."""
+    if re.search(r"raised \w+: [^\n]*(Timed out waiting|Connection (closed|reset)|wait timeout after)", text):
+        return None  # that is the echo of another rank's trouble
+    torchrun = r"Root Cause \(first observed failure\):(?:.|\n)*?rank\s*: (\d+)"
+    spawned = r"-- Process (\d+) terminated with the following error"
+    found = re.search(rf"rank (\d+) of \d+ raised [^\n]*|{torchrun}|{spawned}", text)
+    return (int(found[found.lastindex]), " ".join(found[0].split())) if found else None
+
+
 RULES: tuple[tuple[str, Rule], ...] = (
-    ("collective-shape", different_shapes),
-    ("collective-order", different_order),
-    ("skipped-collective", rank_that_never_came),
+    *((fault, sentence(pattern)) for fault, pattern in SENTENCES),
+    ("rank0-only-validation", only_rank_0(r"valid|eval")),
+    ("rank0-only-save", only_rank_0(r"save|checkpoint")),
+    ("collective-shape", differing(same_operation=True)),
+    ("collective-order", differing(same_operation=False)),
+    ("uneven-inputs", came_no_more),
+    ("skipped-collective", never_came),
+    ("forked-cuda", waits_for_its_child),
+    ("one-rank-raises", raised),
 )

@@ -8,7 +8,16 @@ Read next: the file of a family, such as `collectives.py`.
 
 from __future__ import annotations
 
-from ddp_course.diagnose.faults import collectives
+from ddp_course.diagnose.faults import branches, collectives, loops, meeting, processes
 from ddp_course.diagnose.faults.fault import Fault
 
-FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*collectives.FAULTS,)}
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        *meeting.FAULTS,
+        *collectives.FAULTS,
+        *branches.FAULTS,
+        *loops.FAULTS,
+        *processes.FAULTS,
+    )
+}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ddp_course.diagnose.recognise import Diagnosis, recognise
 from ddp_course.launch import RankError, RankPool
@@ -56,11 +56,13 @@ def watch(
     init: bool = True,
     timeout_s: float = TIMEOUT_S,
     limit_s: float = 30.0,
+    check: Callable[[list], Diagnosis] | None = None,
 ) -> Diagnosis:
     """Run `program(rank, world_size, *args)` on fresh ranks, and say what its failure looks like.
 
     Args:
         program, world_size, args, init, timeout_s, limit_s: as in `launch`.
+        check: looks at what the ranks returned, by rank; for faults that make no rank fail.
     Returns:
         What `recognise` reads from the report, or a diagnosis without a fault when every rank returned. `seconds`
         counts from the moment at which the ranks, all of them up, were told to run the program.
@@ -70,8 +72,12 @@ def watch(
     with RankPool(world_size, init=init, timeout_s=timeout_s, start_method="forkserver", quiet=True) as ranks:
         begin = time.monotonic()
         try:
-            ranks.run(program, args, limit_s=limit_s)
-            found = Diagnosis(None, None, f"all {world_size} ranks returned")
+            results = ranks.run(program, args, limit_s=limit_s)
+            found = check(results) if check else Diagnosis(None, None, returned(world_size))
         except RankError as error:
             found = recognise(error)
-        return replace(found, seconds=time.monotonic() - begin)
+        return found.after(time.monotonic() - begin)
+
+
+def returned(world_size: int) -> str:
+    return "the rank returned" if world_size == 1 else f"all {world_size} ranks returned"

@@ -1,6 +1,8 @@
 """Each verdict, on machines that are planted; then the doctor on this one."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_course.diagnose import doctor
-from ddp_course.diagnose.doctor import Facts, diagnose, import_apart, table
+from ddp_course.diagnose import doctor, facts, gpu_links, network, storage
+from ddp_course.diagnose.doctor import diagnose
+from ddp_course.diagnose.facts import Facts, import_apart
+from ddp_course.diagnose.network import Interface
+from ddp_course.diagnose.storage import Storage
+from ddp_course.diagnose.verdict import table
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -24,8 +30,16 @@ def test_a_good_machine_has_nothing_to_mend():
     verdicts = diagnose(Facts())
     assert {v.state for v in verdicts} == {"ok"}
     assert not any(v.cure for v in verdicts)
-    assert table(verdicts).endswith("11 checks: 0 problems, 0 warnings")
+    assert table(verdicts).endswith("19 checks: 0 problems, 0 warnings")
 
+
+OLD_DRIVER = {"nvidia_driver": True, "gpus": ("A",), "driver": "550.54.15", "driver_cuda": (12, 4)}
+NCCL_WISH = "nvidia-nccl-cu13==2.30.7"
+NCCL = {"nccl": "2.30.7", "nccl_wants": NCCL_WISH}
+MIXED = {(0, 1): "SYS", (0, 2): "PIX", (1, 2): "SYS"}
+ALONE = (Interface("lo", ("127.0.0.1",), loopback=True),)
+TAKEN = {"master_port_error": "in use"}
+AGENT = {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 # The name of the check, what is planted, the state it must give, what it must find, a part of its cure.
 PLANTED = [
@@ -51,6 +65,96 @@ PLANTED = [
     ("launcher", {"environ": {"WORLD_SIZE": "4"}}, "problem", "WORLD_SIZE=4, but no RANK", "unset WORLD_SIZE"),
     ("launcher", {"environ": {"RANK": "0", "WORLD_SIZE": "2"}}, "warning", "would join", "unset RANK WORLD_SIZE"),
     ("launcher", {"environ": {"MASTER_PORT": "29500"}}, "warning", "MASTER_PORT=29500", "unset MASTER_PORT"),
+    ("launcher", {"environ": {"RANK": "2", "WORLD_SIZE": "2"}}, "problem", "from 0 to WORLD_SIZE - 1", "unset RANK"),
+    ("launcher", {"environ": {"RANK": "x", "WORLD_SIZE": "2"}}, "problem", "RANK is not a number from 0", "unset"),
+    (
+        "launcher",
+        {"environ": {"RANK": "0", "WORLD_SIZE": "0"}},
+        "problem",
+        "WORLD_SIZE is not a number from 1",
+        "unset",
+    ),
+    ("launcher", {"environ": {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"}}, "problem", "LOCAL_WORLD_SIZE - 1", "unset"),
+    ("launcher", {"gpus": ("A", "B"), "environ": {"LOCAL_RANK": "2"}}, "problem", "there are 2", "unset LOCAL_RANK"),
+    ("launcher", {"gpus": ("A", "B"), "environ": {"LOCAL_RANK": "1"}}, "warning", "LOCAL_RANK=1", "unset LOCAL_RANK"),
+    ("CUDA", {"cuda": "13.2"}, "ok", "13.2 in this torch; no NVIDIA driver here", ""),
+    (
+        "CUDA",
+        {"cuda": "13.2", **OLD_DRIVER},
+        "problem",
+        "CUDA 13.2, driver 550.54.15 is for CUDA up to 12.4",
+        "CUDA 12",
+    ),
+    ("CUDA", {"cuda": "12.8", **OLD_DRIVER}, "ok", "driver 550.54.15, for CUDA up to 12.4", ""),  # same major number
+    ("CUDA", {"cuda": "11.8", **OLD_DRIVER}, "ok", "11.8 in this torch", ""),
+    ("NCCL", {}, "ok", "none in this torch", ""),
+    ("NCCL", {"gpus": ("A",)}, "problem", "built without it", "make env"),
+    ("NCCL", {**NCCL, "nccl_package": "2.30.7"}, "ok", "2.30.7", ""),
+    (
+        "NCCL",
+        {"nccl": "2.30.7", "nccl_wants": NCCL_WISH, "nccl_package": "2.21.5"},
+        "warning",
+        "found 2.21.5",
+        NCCL_WISH,
+    ),
+    ("NCCL", {**NCCL, "nccl_package": None}, "warning", "found none", NCCL_WISH),
+    ("GPU links", {"gpus": ("A", "B")}, "ok", "unknown", ""),
+    ("GPU links", {"gpus": ("A", "B"), "links": {(0, 1): "NV18"}}, "ok", "NV18 between 2 GPUs", ""),
+    ("GPU links", {"gpus": ("A", "B"), "links": {(0, 1): "SYS"}}, "ok", "SYS between 2 GPUs", ""),  # no nearer pair
+    ("GPU links", {"gpus": tuple("ABC"), "links": MIXED}, "warning", "PIX, SYS: GPU0 and GPU1", "DEVICES=0,2"),
+    ("interfaces", {}, "ok", "gloo would take eth0 (10.0.0.5), NCCL eth0", ""),
+    (
+        "interfaces",
+        {"environ": {"GLOO_SOCKET_IFNAME": "ib0"}},
+        "problem",
+        "no address here; found lo, eth0",
+        "IFNAME=eth0",
+    ),
+    (
+        "interfaces",
+        {"environ": {"GLOO_SOCKET_IFNAME": "^lo"}},
+        "problem",
+        "^ and = are NCCL's",
+        "GLOO_SOCKET_IFNAME=eth0",
+    ),
+    ("interfaces", {"environ": {"GLOO_SOCKET_IFNAME": "lo"}}, "ok", "gloo would take lo (127.0.0.1)", ""),
+    ("interfaces", {"environ": {"NCCL_SOCKET_IFNAME": "ib"}}, "problem", "NCCL_SOCKET_IFNAME=ib fits none", "=eth0"),
+    ("interfaces", {"environ": {"NCCL_SOCKET_IFNAME": "eth"}}, "ok", "NCCL eth0", ""),
+    ("interfaces", {"interfaces": ()}, "ok", "unknown", ""),
+    ("host name", {}, "ok", "node-a is 10.0.0.5", ""),
+    ("host name", {"host_addresses": ("127.0.1.1",)}, "warning", "would announce 127.0.1.1", "GLOO_SOCKET_IFNAME=eth0"),
+    ("host name", {"host_addresses": ("10.9.9.9",)}, "warning", "which no interface here has", "mend /etc/hosts"),
+    ("host name", {"host_addresses": (), "host_error": "Name unknown"}, "warning", "nothing (Name unknown)", "=eth0"),
+    ("host name", {"host_addresses": ("127.0.1.1",), "environ": {"GLOO_SOCKET_IFNAME": "eth0"}}, "ok", "was named", ""),
+    ("host name", {"host_addresses": ("127.0.1.1",), "interfaces": ALONE}, "ok", "no network", ""),
+    ("ports", {}, "ok", "one could be opened", ""),
+    ("ports", {"port_error": "Address not available"}, "problem", "Address not available", "ip_local_port_range"),
+    ("ports", {"environ": {"MASTER_PORT": "29500"}}, "ok", "29500 is free", ""),
+    ("ports", {"environ": {"MASTER_PORT": "99999"}}, "problem", "not a port", "29500"),
+    ("ports", {"environ": {"MASTER_PORT": "http"}}, "problem", "MASTER_PORT=http is not a port", "29500"),
+    ("ports", {"environ": {"MASTER_PORT": "29500"}, **TAKEN}, "problem", "cannot be opened: in use", "sport = :29500"),
+    ("ports", {"environ": {"MASTER_PORT": "29500", "RANK": "1"}, **TAKEN}, "ok", "by rank 0, not here", ""),
+    ("ports", {"environ": {"MASTER_PORT": "29500", **AGENT}, **TAKEN}, "ok", "held by torchrun's own store", ""),
+    ("threads", {}, "ok", "not set", ""),
+    ("threads", {"environ": {"OMP_NUM_THREADS": "4"}}, "ok", "4 for each of 1 ranks, 4 cores", ""),
+    ("threads", {"environ": {"OMP_NUM_THREADS": "5"}}, "warning", "in each other's way", "OMP_NUM_THREADS=4"),
+    ("threads", {"environ": {"OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": "4"}}, "warning", "of 4 ranks", "THREADS=1"),
+    ("threads", {"environ": {"OMP_NUM_THREADS": "many"}}, "warning", "not a number", "unset"),
+    ("checkpoints", {}, "ok", "not asked for", ""),
+    ("checkpoints", {"storage": Storage()}, "ok", "/data/checkpoints (ext4, of this machine), 100.0 GiB free", ""),
+    ("checkpoints", {"storage": Storage(kind="nfs4")}, "ok", "(nfs4, shared over the network)", ""),
+    ("checkpoints", {"storage": Storage(kind="")}, "ok", "(unknown, of this machine)", ""),
+    (
+        "checkpoints",
+        {"storage": Storage(error="Read-only")},
+        "problem",
+        "/data/checkpoints: Read-only",
+        "another folder",
+    ),
+    ("checkpoints", {"storage": Storage(atomic_rename=False)}, "problem", "does not replace a file", "another file"),
+    ("checkpoints", {"storage": Storage(free_bytes=2**29)}, "warning", "0.5 GiB free: little space", "at once"),
+    ("checkpoints", {"storage": Storage(locks=False)}, "warning", "does not keep another process out", "no two runs"),
+    ("checkpoints", {"storage": Storage(kind="tmpfs")}, "warning", "gone after a restart", "on a disk"),
 ]
 
 
@@ -117,8 +221,8 @@ def test_words_that_an_import_prints_do_not_disturb():
 def test_a_version_is_read_with_its_build_without_an_import():
     import torch
 
-    assert doctor.installed("torch") == torch.__version__
-    assert doctor.installed("no-such-package") is None
+    assert facts.installed("torch") == torch.__version__
+    assert facts.installed("no-such-package") is None
 
 
 @pytest.mark.parametrize(
@@ -128,31 +232,229 @@ def test_only_a_kernel_of_this_python_counts(tmp_path, starts, expected):
     folder = tmp_path / "share" / "jupyter" / "kernels" / "python3"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps({"argv": [starts, "-m", "ipykernel_launcher"]}))
-    assert doctor.has_kernel(tmp_path, "/env/bin/python") is expected
+    assert facts.has_kernel(tmp_path, "/env/bin/python") is expected
 
 
 def test_no_kernel_at_all(tmp_path):
-    assert doctor.has_kernel(tmp_path, sys.executable) is False
+    assert facts.has_kernel(tmp_path, sys.executable) is False
 
 
 def test_a_folder_that_cannot_be_written_says_why(tmp_path):
-    assert doctor.error_of_writing(str(tmp_path)) == ""
-    assert doctor.error_of_writing(str(tmp_path / "missing")) == "No such file or directory"
+    assert facts.error_of_writing(str(tmp_path)) == ""
+    assert facts.error_of_writing(str(tmp_path / "missing")) == "No such file or directory"
+
+
+# --- What gloo and NCCL would choose ---------------------------------------------------------------
+
+MANY = (
+    Interface("lo", ("127.0.0.1", "::1"), loopback=True),
+    Interface("docker0", ("172.17.0.1",)),
+    Interface("eth0", ("10.0.0.5", "fe80::1")),
+    Interface("eth1", ("192.168.7.5",)),
+    Interface("ibs3", ("10.1.0.5",), up=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("told", "chosen"),
+    [
+        (None, ["eth0", "eth1"]),
+        ("eth1", ["eth1"]),
+        ("eth", ["eth0", "eth1"]),
+        ("=eth", []),
+        ("=eth1,eth0", ["eth0", "eth1"]),
+        ("^docker,lo", ["eth0", "eth1"]),
+        ("^=eth0", ["lo", "docker0", "eth1"]),
+        ("ibs", []),  # it is down
+    ],
+)
+def test_nccl_reads_prefixes_whole_names_and_exclusions(told, chosen):
+    assert network.nccl_interfaces({} if told is None else {"NCCL_SOCKET_IFNAME": told}, MANY) == chosen
+
+
+def test_nccl_without_orders_prefers_infiniband_and_takes_bridges_last():
+    assert network.nccl_interfaces({}, [*MANY, Interface("ib0", ("10.2.0.5",))]) == ["ib0"]
+    assert network.nccl_interfaces({}, MANY[:2]) == ["docker0"]
+    assert network.nccl_interfaces({}, MANY[:1]) == ["lo"]
+
+
+def test_gloo_takes_its_interface_then_its_host_name_then_loopback():
+    assert network.gloo_address({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, MANY, ("10.0.0.5",)) == "192.168.7.5"
+    assert network.gloo_address({"GLOO_SOCKET_IFNAME": "eth"}, MANY, ("10.0.0.5",)) is None
+    assert network.gloo_address({}, MANY, ("10.9.9.9", "192.168.7.5")) == "192.168.7.5"
+    assert network.gloo_address({}, MANY, ("127.0.1.1",)) == "127.0.1.1"
+    assert network.gloo_address({}, MANY, ("10.9.9.9",)) == "127.0.0.1"
+
+
+def test_this_machines_interfaces_are_those_that_the_system_names():
+    found = {each.name: each for each in network.interfaces()}
+    assert set(found) == {name for _, name in socket.if_nameindex()}
+    lo = next(each for each in found.values() if each.loopback)
+    assert lo.up and "127.0.0.1" in lo.addresses
+    assert network.interface_of("127.0.1.1", found.values()) == lo.name  # no interface lists it, and it is loopback's
+    assert network.interface_of("203.0.113.9", found.values()) is None
+    assert network.source_address("127.0.0.1") == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_says_so_and_a_free_one_does_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert network.error_of_binding(port) == os.strerror(98 if sys.platform == "linux" else 48)
+        assert network.error_of_binding(port, "") != ""  # all addresses: one of them is taken
+    assert network.error_of_binding(port) == ""
+    assert network.error_of_binding(0, "203.0.113.9") != ""  # not this machine's
+
+
+def test_names_resolve_or_say_why():
+    assert "127.0.0.1" in network.resolve("127.0.0.1")[0]
+    assert network.resolve("no-such-host.invalid")[0] == () and network.resolve("no-such-host.invalid")[1]
+    assert network.resolve("." * 300)[1]  # not even a name
+
+
+# --- GPUs: texts as nvidia-smi prints them ---------------------------------------------------------
+
+EIGHT = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV12\tNV12\tSYS\tPXB\tSYS\t0-23,96-119\t0\t\tN/A
+GPU1\tNV12\t X \tPIX\tSYS\tPXB\tSYS\t0-23,96-119\t0\t\tN/A
+GPU2\tNV12\tPIX\t X \tSOC\tSYS\tNODE\t24-47,120-143\t1\t\tN/A
+GPU3\tSYS\tSYS\tSOC\t X \tSYS\tNODE\t24-47,120-143\t1\t\tN/A
+NIC0\tPXB\tPXB\tSYS\tSYS\t X \tSYS
+NIC1\tSYS\tSYS\tNODE\tNODE\tSYS\t X
+
+Legend:
+
+  X    = Self
+  SYS  = over PCIe and the link between processors
+  NV#  = over # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_0
+  NIC1: mlx5_1
+"""
+ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n\n  X    = Self\n"
+
+
+def test_the_matrix_of_links_is_read_each_pair_once():
+    assert gpu_links.parse_topology(EIGHT) == {
+        (0, 1): "NV12",
+        (0, 2): "NV12",
+        (0, 3): "SYS",
+        (1, 2): "PIX",
+        (1, 3): "SYS",
+        (2, 3): "SYS",  # SOC in old drivers
+    }
+
+
+@pytest.mark.parametrize(
+    "text", [ONE, "", "Failed to initialize NVML: Driver/library version mismatch", "\tGPU0\tGPU1\n"]
+)
+def test_one_gpu_or_no_matrix_has_no_links(text):
+    assert gpu_links.parse_topology(text) == {}
+
+
+def test_links_are_ordered_from_near_to_far():
+    assert sorted(["SYS", "PHB", "NV4", "PIX"], key=gpu_links.farness) == ["NV4", "PIX", "PHB", "SYS"]
+
+
+def test_the_drivers_version_and_cuda_are_read_from_the_head():
+    head = "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |"
+    assert gpu_links.parse_driver(head) == ("550.54.15", (12, 4))
+    assert gpu_links.parse_driver("| Driver Version: 580.95.05  CUDA Version: N/A |") == ("580.95.05", ())
+    assert gpu_links.parse_driver("") == (None, ())
+
+
+def test_nvidia_smi_that_is_missing_fails_or_hangs_tells_nothing(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    for body, limit_s, told in (("echo $1", 20, "topo\n"), ("echo x; exit 9", 20, ""), ("exec sleep 60", 0.3, "")):
+        tool.write_text(f"#!/bin/sh\n{body}\n")
+        tool.chmod(0o755)
+        assert gpu_links.ask_nvidia_smi("topo", limit_s=limit_s) == told
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert gpu_links.ask_nvidia_smi() == ""
+
+
+# --- Folders for checkpoints -----------------------------------------------------------------------
+
+MOUNTED = r"""
+/dev/sda1 / ext4 rw 0 0
+server:/export /mnt/shared nfs4 rw,vers=4.2 0 0
+tmpfs /mnt/shared/fast tmpfs rw 0 0
+server:/b /mnt/with\040space nfs rw 0 0
+/dev/sdb1 /mnt/over ext4 rw 0 0
+none /mnt/over overlay rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/home/me", "ext4"),
+        ("/mnt/shared", "nfs4"),
+        ("/mnt/shared/run/7", "nfs4"),
+        ("/mnt/shared/fast/run", "tmpfs"),
+        ("/mnt/shared-not", "ext4"),
+        ("/mnt/with space/run", "nfs"),
+        ("/mnt/over", "overlay"),  # the later mount hides the earlier
+    ],
+)
+def test_the_deepest_and_latest_mount_tells_the_kind(folder, kind):
+    assert storage.kind_of(folder, MOUNTED) == kind
+    assert storage.kind_of(folder, "") == ""
+
+
+def test_a_good_folder_renames_locks_and_is_left_empty(tmp_path):
+    found = storage.look_at(str(tmp_path))
+    assert (found.error, found.atomic_rename, found.locks) == ("", True, True)
+    assert found.free_bytes > 0 and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_a_rename_that_fails_and_a_lock_that_holds_nobody(tmp_path, monkeypatch):
+    assert storage.look_at(str(tmp_path / "missing")).error == "No such file or directory"
+
+    def fail(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(storage.os, "replace", fail)
+    monkeypatch.setattr("fcntl.lockf", lambda *_: None)  # here nothing is locked, so the other process gets the lock
+    found = storage.look_at(str(tmp_path))
+    assert (found.error, found.atomic_rename, found.locks) == ("", False, False)
+
+
+# --- Telling ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("planted", "status"), [({}, 0), ({"shm_bytes": 1}, 0), ({"loopback": None}, 1)])
 def test_the_exit_status_is_1_only_for_a_problem(monkeypatch, capsys, planted, status):
-    monkeypatch.setattr(doctor, "gather_facts", lambda: replace(Facts(), **planted))
+    monkeypatch.setattr(doctor, "gather_facts", lambda checkpoint: replace(Facts(), **planted))
     assert doctor.main(["--json"]) == status
     told = json.loads(capsys.readouterr().out)
-    assert len(told) == 11 and set(told[0]) == {"name", "state", "found", "cure"}
+    assert len(told) == 19 and set(told[0]) == {"name", "state", "found", "cure"}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--world-size", "2"],
+        ["--rendezvous", "127.0.0.1:29500"],
+        ["--world-size", "1", "--rendezvous", "127.0.0.1:29500"],
+        ["--timeout", "0"],
+        ["--megabytes", "-1"],
+    ],
+)
+def test_options_that_make_no_sense_are_refused(argv, capsys):
+    with pytest.raises(SystemExit) as refused:
+        doctor.main(argv)
+    assert refused.value.code == 2 and "error:" in capsys.readouterr().err
 
 
 def test_the_table_puts_the_cure_below_what_it_cures():
     lines = table(diagnose(replace(Facts(), loopback=None, cores=1))).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("PROBLEM  loopback"))
     assert lines[at + 1].strip().startswith("-> bring it up")
-    assert lines[-1] == "11 checks: 1 problems, 1 warnings"
+    assert lines[-1] == "19 checks: 1 problems, 1 warnings"
 
 
 def test_this_machine_can_run_the_course_and_a_broken_torch_does_not_stop_the_doctor():

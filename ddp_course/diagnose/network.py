@@ -1,0 +1,184 @@
+"""Over which address would this machine talk to others?
+
+gloo and NCCL each choose an interface by rules of their own, and announce its address to the other ranks. What they
+would choose is worked out here from the interfaces, the host name and two environment variables, before anything
+hangs. The addresses are read from the system's own list, by `getifaddrs`.
+
+Standard library alone: the doctor runs without torch.
+Left out on purpose: InfiniBand, which NCCL prefers to any of this and which these rules do not decide.
+Source: torch's ProcessGroupGloo::createDefaultDevice; NCCL's user guide, NCCL_SOCKET_IFNAME.
+Read next: `cluster_checks.py`, which judges the choice, and `meeting.py`, which tries it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+UP, LOOPBACK = 0x1, 0x8  # IFF_UP and IFF_LOOPBACK, the same numbers on Linux and macOS
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface of this machine."""
+
+    name: str
+    addresses: tuple[str, ...] = ()  # numeric, IPv4 and IPv6
+    up: bool = True
+    loopback: bool = False
+
+
+class _Entry(ctypes.Structure):
+    """The head of C's struct ifaddrs."""
+
+
+_Entry._fields_ = [
+    ("next", ctypes.POINTER(_Entry)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+]
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Return the interfaces of this machine with their addresses, in the system's order; empty if it has no list."""
+    try:
+        libc, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
+        if libc.getifaddrs(ctypes.byref(first)):
+            return ()
+    except (AttributeError, OSError, TypeError):
+        return ()
+    found: dict[str, tuple[int, list[str]]] = {}
+    try:
+        at = first
+        while at:
+            entry = at.contents
+            addresses = found.setdefault(entry.name.decode(), (entry.flags, []))[1]
+            if entry.address and (address := _numeric(entry.address)):
+                addresses.append(address)
+            at = entry.next
+    finally:
+        libc.freeifaddrs(first)
+    return tuple(
+        Interface(name, tuple(addresses), bool(flags & UP), bool(flags & LOOPBACK))
+        for name, (flags, addresses) in found.items()
+    )
+
+
+def _numeric(sockaddr: int) -> str | None:
+    """Read an IPv4 or IPv6 address from C's struct sockaddr; None for other families."""
+    head = ctypes.string_at(sockaddr, 2)
+    # Linux has the family in both bytes, macOS a length and then the family.
+    family = next((f for f in (int.from_bytes(head, "little"), head[1]) if f in (socket.AF_INET, socket.AF_INET6)), 0)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(family, ctypes.string_at(sockaddr + 4, 4))
+    return socket.inet_ntop(family, ctypes.string_at(sockaddr + 8, 16)) if family else None
+
+
+def resolve(name: str) -> tuple[tuple[str, ...], str]:
+    """Return the numeric addresses of a host name and "", or nothing and why it has none."""
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return (), getattr(error, "strerror", None) or str(error)
+    return tuple(dict.fromkeys(answer[4][0] for answer in answers)), ""
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether `address` leads back to the same machine, such as 127.0.1.1 or ::1."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return False
+
+
+def is_routable(address: str) -> bool:
+    """Say whether other machines can be told this address: not loopback, not valid on one link only."""
+    with contextlib.suppress(ValueError):
+        return not is_loopback(address) and not ipaddress.ip_address(address.partition("%")[0]).is_link_local
+    return False
+
+
+def interface_of(address: str, among: Iterable[Interface]) -> str | None:
+    """Return the name of the interface that has `address`. All of 127.0.0.0/8 is the loopback interface's."""
+    among = list(among)
+    owner = next((each.name for each in among if address in each.addresses), None)
+    if owner is None and is_loopback(address):
+        return next((each.name for each in among if each.loopback), None)
+    return owner
+
+
+def source_address(address: str) -> str | None:
+    """Return the own address from which packets to `address` leave, or None if there is no way there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # a datagram socket sends nothing here; it only looks up the route
+        return probe.getsockname()[0]
+    return None
+
+
+def error_of_binding(port: int, address: str = "127.0.0.1") -> str:
+    """Return why no one can take this address and port, or "" if that is possible.
+
+    Args:
+        port: 0 means any free one.
+        address: "" means all addresses at once. Nothing is opened: the port is taken, but nobody listens.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server would: old connections may linger
+            probe.bind((address, port))
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+# --- What gloo and NCCL would choose, pure ---------------------------------------------------------
+
+
+def gloo_names(environ: Mapping[str, str]) -> list[str]:
+    """Return the interfaces that GLOO_SOCKET_IFNAME names: whole names between commas, no prefix, no exclusion."""
+    return [name for name in environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+
+
+def gloo_address(environ: Mapping[str, str], among: Iterable[Interface], host_addresses: Iterable[str]) -> str | None:
+    """Return the address that gloo would announce here, or None if it would refuse to start.
+
+    It takes the interface that it was told; without one, the first address of the own host name that this machine
+    has; without such a one, loopback.
+    """
+    among = list(among)
+    if names := gloo_names(environ):
+        return next((each.addresses[0] for each in among if each.name == names[0] and each.addresses), None)
+    return next((address for address in host_addresses if interface_of(address, among)), "127.0.0.1")
+
+
+def nccl_interfaces(environ: Mapping[str, str], among: Iterable[Interface]) -> list[str]:
+    """Return the names of the interfaces over which NCCL's sockets would go, none if it would refuse to start.
+
+    NCCL_SOCKET_IFNAME holds prefixes: "eth,ib". "=" asks for whole names, "^" turns the choice around. Without it,
+    ib* comes first, then all but containers' and virtual machines' bridges and loopback, then those.
+    """
+    usable = [each.name for each in among if each.up and each.addresses]
+    if told := environ.get("NCCL_SOCKET_IFNAME"):
+        excluding, told = told.startswith("^"), told.removeprefix("^")
+        whole, told = told.startswith("="), told.removeprefix("=")
+        patterns = [pattern for pattern in told.split(",") if pattern]
+        return [
+            name
+            for name in usable
+            if any(name == p if whole else name.startswith(p) for p in patterns) is not excluding
+        ]
+    for wanted in (
+        lambda name: name.startswith("ib"),
+        lambda name: not name.startswith(("docker", "lo", "virbr")),
+        lambda name: name.startswith(("docker", "virbr")),
+        lambda name: name.startswith("lo"),
+    ):
+        if chosen := [name for name in usable if wanted(name)]:
+            return chosen
+    return []

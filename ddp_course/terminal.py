@@ -93,16 +93,25 @@ def options_parser() -> argparse.ArgumentParser:
 def start_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
     world_size = RANKS if options.world_size is None else options.world_size
     timeout_s = config.hang_report or config.timeout_s
-    pool = RankPool(world_size, backend=options.backend, timeout_s=timeout_s, quiet=options.json)
-    with pool as ranks, forwarding(ranks.pids) if config.checkpoint else nullcontext():
-        return ranks.run(train, (config,))
+    pids: list[int] = []
+    settings = {"backend": options.backend, "timeout_s": timeout_s, "quiet": options.json}
+    with forwarding(pids) if config.checkpoint else nullcontext(), RankPool(world_size, **settings) as ranks:
+        pids += ranks.pids
+        return ranks.run(started, (config,))
+
+
+def started(rank: int, world_size: int, config: Config) -> Result:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until `train` listens, there is nothing to save
+    return train(rank, world_size, config)
 
 
 @contextmanager
 def forwarding(pids: list[int]) -> Iterator[None]:
-    """Hand the signals that the ranks act on to each of them, instead of dying of one."""
+    """Hand the signals that the ranks act on to each of `pids`, instead of dying of one."""
 
     def forward(number: int, frame: object) -> None:
+        if number == signal.SIGTERM and not pids:
+            sys.exit(STOPPED)  # no rank is up yet: nothing to save
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -128,7 +137,7 @@ def join_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
             f"--world-size {options.world_size}, but the launcher has started {expected} ranks; leave it out"
         )
     with process_group(backend=options.backend, timeout_s=config.timeout_s) as place:
-        result = train(place.rank, place.world_size, config)
+        result = started(place.rank, place.world_size, config)
         results = [None] * place.world_size if place.rank == 0 else None
         dist.gather_object(result, results)
     return results or [result]

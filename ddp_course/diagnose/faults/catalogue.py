@@ -8,7 +8,16 @@ Read next: the file of a family, such as `collectives.py`.
 
 from __future__ import annotations
 
-from ddp_course.diagnose.faults import branches, collectives, loops, meeting, processes
+from ddp_course.diagnose.faults import (
+    branches,
+    collectives,
+    loops,
+    meeting,
+    processes,
+    silent_files,
+    silent_model,
+    silent_rows,
+)
 from ddp_course.diagnose.faults.fault import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -19,5 +28,9 @@ FAULTS: dict[str, Fault] = {
         *branches.FAULTS,
         *loops.FAULTS,
         *processes.FAULTS,
+        *docker.FAULTS,
+        *silent_rows.FAULTS,
+        *silent_files.FAULTS,
+        *silent_model.FAULTS,
     )
 }

@@ -1,0 +1,138 @@
+"""What goes wrong, in silence, with the rows that each rank sees and the mean over them?
+
+A rank sees its own rows only. Whether they are also another rank's, whether they come in the same order again, and
+whether the mean over all of them is right, no rank can tell by itself. Nothing stops, and the loss falls.
+
+In each pair the first program is broken and the second mended. The rest of the training is `tiny_training.train`.
+
+Read next: `silent_files.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from ddp_course.data.sampler import exact_shard
+from ddp_course.diagnose.faults.fault import Diagnosis, Fault
+from ddp_course.diagnose.faults.tiny_training import TEST_ROWS, TRAIN_ROWS, train, watch_training
+
+# --- No sampler: every rank draws all rows ---------------------------------------------------------
+
+
+def draw_all_rows_on_every_rank() -> Diagnosis:
+    def rows(rank, world_size):
+        return DataLoader(TRAIN_ROWS, batch_size=16, shuffle=True)
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, rows=rows))
+
+
+def draw_a_shard_on_each_rank() -> Diagnosis:
+    def rows(rank, world_size):
+        return DataLoader(TRAIN_ROWS, batch_size=16, sampler=DistributedSampler(TRAIN_ROWS, world_size, rank))
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, rows=rows))
+
+
+# --- The sampler is not told the epoch -------------------------------------------------------------
+
+
+def never_tell_the_epoch() -> Diagnosis:
+    def begin_epoch(loader, epoch):
+        pass  # the sampler still believes that this is epoch 0
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, begin_epoch=begin_epoch))
+
+
+def tell_every_epoch() -> Diagnosis:
+    def begin_epoch(loader, epoch):
+        loader.sampler.set_epoch(epoch)
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, begin_epoch=begin_epoch))
+
+
+# --- An evaluation that counts rows twice ----------------------------------------------------------
+
+
+def pad_the_evaluation() -> Diagnosis:
+    def test_rows(rank, world_size):  # 31 rows on 2 ranks: DistributedSampler makes them 32
+        return DataLoader(TEST_ROWS, batch_size=8, sampler=DistributedSampler(TEST_ROWS, world_size, rank))
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, test_rows=test_rows))
+
+
+def evaluate_each_row_once() -> Diagnosis:
+    def test_rows(rank, world_size):
+        return DataLoader(Subset(TEST_ROWS, exact_shard(len(TEST_ROWS), world_size, rank)), batch_size=8)
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, test_rows=test_rows))
+
+
+# --- The mean of the ranks' means ------------------------------------------------------------------
+
+
+def average_the_means() -> Diagnosis:
+    def mean(loss_sum, rows):  # the ranks have 16 and 15 rows
+        own_mean = torch.tensor(loss_sum / rows, dtype=torch.float64)
+        dist.all_reduce(own_mean)
+        return own_mean.item() / dist.get_world_size()
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, mean=mean))
+
+
+def divide_sum_by_count() -> Diagnosis:
+    def mean(loss_sum, rows):
+        sum_and_count = torch.tensor([loss_sum, rows], dtype=torch.float64)
+        dist.all_reduce(sum_and_count)
+        return (sum_and_count[0] / sum_and_count[1]).item()
+
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, mean=mean))
+
+
+FAULTS = (
+    Fault(
+        name="missing-sampler",
+        title="Every rank trains on all rows",
+        symptom="With W ranks an epoch takes as long as with one. The loss falls as usual.",
+        cause="The loader has no DistributedSampler, so each rank draws every row. With one seed the ranks even draw "
+        "the same batches, and their averaged gradient is the one that each had by itself.",
+        cure="Give the loader a DistributedSampler, and leave shuffle out: the sampler shuffles.",
+        met_at="https://github.com/innnky/so-vits-svc/issues/70",
+        provoke=draw_all_rows_on_every_rank,
+        mend=draw_a_shard_on_each_rank,
+    ),
+    Fault(
+        name="missing-set-epoch",
+        title="Every epoch has the same order",
+        symptom="None in the first epoch. Later the loss repeats its bumps at the same steps, and the model may end "
+        "a little worse.",
+        cause="DistributedSampler shuffles by seed and epoch. It is not told the epoch, so it shuffles as in epoch 0.",
+        cure="Call sampler.set_epoch(epoch) before each epoch, on every rank.",
+        met_at="https://github.com/pytorch/pytorch/issues/31771",
+        provoke=never_tell_the_epoch,
+        mend=tell_every_epoch,
+    ),
+    Fault(
+        name="padded-evaluation",
+        title="The evaluation counts some rows twice",
+        symptom="The accuracy changes a little with the number of ranks, though the model is the same.",
+        cause="DistributedSampler makes all shards equally long by repeating rows, or with drop_last by leaving some "
+        "out. In training that does no harm; here these rows count double, or not at all.",
+        cure="Give each rank an exact shard, also if one is a row longer, and evaluate the bare model: DDP's forward "
+        "would wait for a rank that has no batch left.",
+        met_at="https://github.com/pytorch/pytorch/issues/25162",
+        provoke=pad_the_evaluation,
+        mend=evaluate_each_row_once,
+    ),
+    Fault(
+        name="mean-of-means",
+        title="The loss is the mean of the ranks' means",
+        symptom="The reported loss is near the true one, and changes with the number of ranks and the batch size.",
+        cause="Each rank, or each batch, counts the same, whether it has many rows or few.",
+        cure="Add up sums and counts over the ranks, and divide once, at the end.",
+        met_at="https://github.com/pytorch/torchtitan/pull/4167",
+        provoke=average_the_means,
+        mend=divide_sum_by_count,
+    ),
+)

@@ -1,0 +1,238 @@
+"""What does each rank do beside its training loop, so that a silent fault shows?
+
+    observer = TrainingObserver(model, optimizer, reference=Reference(global_batch=16, lr=0.1))
+    observer.training_rows(loader)
+    observer.evaluation_rows(test_loader)
+    ...                                              # train; the loop stays as it was
+    observer.batch("test loss", loss, len(label_N))  # in every step of a mean
+    observer.reported("test loss", value)            # what the program says it is
+    with observer.writing(path):
+        torch.save(state, path)
+    observer.loaded(state, model)                    # just before model.load_state_dict(state)
+    for finding in observer.look():                  # on every rank
+        print(finding)
+
+Each call takes notes and talks to nobody. `look` brings the notes of all ranks together, once. Whatever was not
+noted is not judged.
+
+Left out on purpose: streaming datasets, whose rows have no numbers; and any cost in the step but a list's append.
+Read next: `training_checks.py`, what the notes say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Subset
+
+from ddp_course.diagnose.training_checks import Finding, look
+from ddp_course.diagnose.training_facts import Load, NotedMean, RankFacts, Reference, Write
+
+ROWS_KEPT = 200_000  # of one epoch: what a rank sends to the others stays below 2 MB an epoch
+
+
+@dataclass
+class _Sums:
+    """A metric while it grows. What is a tensor stays on its device: reading it would wait for the GPU."""
+
+    total: float | torch.Tensor = 0.0
+    rows: int = 0
+    batch_means: float | torch.Tensor = 0.0
+    batches: int = 0
+    reported: float | None = None
+
+
+class TrainingObserver:
+    """Takes notes on one rank, and looks at those of all ranks together.
+
+    Args:
+        model: bare or wrapped by DDP; looked at, never changed.
+        optimizer: its first group's rate is compared with the reference; None: not judged.
+        reference: the global batch and the rate of the run that was tuned; None: the rate is not judged.
+        device: this rank's own; None: the one of the model's first parameter.
+        group: the ranks that train together; None: the default group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        reference: Reference | None = None,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.reference, self.group = model, optimizer, reference, group
+        first = next(model.parameters(), None)
+        self.device = str(device) if device is not None else str(first.device if first is not None else "cpu")
+        self._epochs: deque[list[int]] = deque(maxlen=2)
+        self._evaluations: deque[list[int]] = deque(maxlen=1)
+        self._evaluation_size: int | None = None
+        self._local_batch: int | None = None
+        self._sums: dict[str, _Sums] = {}
+        self._writes: list[Write] = []
+        self._loads: list[Load] = []
+
+    # --- Rows --------------------------------------------------------------------------------------
+
+    def training_rows(self, loader: DataLoader) -> None:
+        """Note from now on which rows `loader` draws. Each pass over it is an epoch; the last two are kept.
+
+        Raises:
+            TypeError: the loader's rows have no numbers that could be noted.
+        """
+        _tap(loader, self._epochs)
+        self._local_batch = loader.batch_sampler.batch_size
+
+    def evaluation_rows(self, loader: DataLoader) -> None:
+        """Note from now on which rows `loader` draws. Each pass over it is an evaluation; the last is kept.
+
+        A `Subset` is looked through: its rows have the numbers that they have in the set below.
+
+        Raises:
+            TypeError: the loader's rows have no numbers that could be noted.
+        """
+        _tap(loader, self._evaluations)
+        self._evaluation_size = None if isinstance(loader.dataset, Subset) else len(loader.dataset)
+
+    # --- Numbers -----------------------------------------------------------------------------------
+
+    def batch(self, name: str, mean: float | torch.Tensor, rows: int) -> None:
+        """Note the mean of a metric over one batch of this rank. After `reported`, the next one begins anew."""
+        sums = self._sums.get(name)
+        if sums is None or sums.reported is not None:
+            sums = self._sums[name] = _Sums()
+        mean = mean.detach().double() if isinstance(mean, torch.Tensor) else mean
+        sums.total, sums.rows = sums.total + mean * rows, sums.rows + rows
+        sums.batch_means, sums.batches = sums.batch_means + mean, sums.batches + 1
+
+    def reported(self, name: str, value: float | torch.Tensor) -> None:
+        """Note what the program says the metric is, over all ranks. Ranks that say nothing don't call this."""
+        self._sums.setdefault(name, _Sums()).reported = float(value)
+
+    # --- Files -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, path: str | os.PathLike) -> Iterator[None]:
+        """Note that this rank writes `path` within the block."""
+        began = time.time()
+        yield
+        self._writes.append(Write(str(Path(path).resolve()), began, time.time()))
+
+    def loaded(self, state: Mapping[str, Any], model: nn.Module) -> None:
+        """Note the very state that `model.load_state_dict` gets: its names, and where its tensors lie."""
+        devices = sorted({str(value.device) for value in state.values() if isinstance(value, torch.Tensor)})
+        self._loads.append(Load(tuple(state), tuple(model.state_dict()), tuple(devices)))
+
+    # --- Looking -----------------------------------------------------------------------------------
+
+    def look(self) -> list[Finding]:
+        """Return what is wrong, the same on every rank; an empty list if nothing is.
+
+        The notes stay, so it may be called after every epoch.
+
+        Collective: one all_gather_object, every rank of the group.
+        """
+        mine = self.facts()
+        everyone: list[Any] = [mine]
+        if dist.is_initialized():
+            everyone = [None] * dist.get_world_size(self.group)
+            dist.all_gather_object(everyone, mine, group=self.group)
+        return look(everyone)
+
+    def facts(self) -> RankFacts:
+        """Return this rank's notes, and how its model, threads and cores are now. Talks to nobody."""
+        layers = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, _BatchNorm)]
+        statistics = {f"{name}.{own}".lstrip(".") for name, layer in layers for own, _ in layer.named_buffers()}
+        buffers = {name: buffer.detach().cpu() for name, buffer in self.model.named_buffers()}
+        return RankFacts(
+            rank=dist.get_rank(self.group) if dist.is_initialized() else 0,
+            host=socket.gethostname(),
+            device=self.device,
+            cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _all_cores(),
+            threads=torch.get_num_threads(),
+            epochs=list(self._epochs),
+            evaluated=list(self._evaluations[-1]) if self._evaluations else [],
+            evaluation_size=self._evaluation_size,
+            local_batch=self._local_batch,
+            lr=self.optimizer.param_groups[0]["lr"] if self.optimizer else None,
+            reference=self.reference,
+            means={name: _read(sums) for name, sums in self._sums.items()},
+            writes=list(self._writes),
+            loads=list(self._loads),
+            parameters={name: _hash(parameter) for name, parameter in self.model.named_parameters()},
+            buffers=buffers,
+            of_batchnorm=tuple(name for name in buffers if name in statistics),
+        )
+
+
+# --- How rows are noted ----------------------------------------------------------------------------
+
+
+@dataclass
+class _Tap:
+    """Stands in a sampler's place: gives what the sampler gives, and notes it."""
+
+    sampler: Any
+    number: Callable[[int], int]
+    passes: deque[list[int]] = field(repr=False)
+
+    def __iter__(self) -> Iterator[int]:
+        rows: list[int] = []
+        self.passes.append(rows)
+        for index in self.sampler:
+            if len(rows) < ROWS_KEPT:
+                rows.append(self.number(int(index)))
+            yield index
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def _tap(loader: DataLoader, passes: deque[list[int]]) -> None:
+    # A DataLoader refuses another sampler once it is made. Its batch sampler asks its own one afresh in every epoch,
+    # in this process also where workers fetch the rows.
+    batches = loader.batch_sampler
+    if not hasattr(loader.dataset, "__len__") or not hasattr(batches, "sampler"):
+        raise TypeError(
+            f"the rows of {type(loader.dataset).__name__} cannot be noted: expected a dataset with a length, and a "
+            "DataLoader with a batch_size, whose batches are made from a sampler"
+        )
+    batches.sampler = _Tap(batches.sampler, _numbering(loader.dataset), passes)
+
+
+def _numbering(dataset: Any) -> Callable[[int], int]:
+    """Return the function from an index to the row's number in the set below all subsets."""
+    if not isinstance(dataset, Subset):
+        return lambda index: index
+    below = _numbering(dataset.dataset)
+    return lambda index: below(int(dataset.indices[index]))
+
+
+# --- How values are noted --------------------------------------------------------------------------
+
+
+def _read(sums: _Sums) -> NotedMean:
+    return NotedMean(float(sums.total), sums.rows, float(sums.batch_means), sums.batches, sums.reported)
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
+
+
+def _all_cores() -> tuple[int, ...]:
+    return tuple(range(os.cpu_count() or 1))

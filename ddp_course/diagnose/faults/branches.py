@@ -133,7 +133,7 @@ FAULTS = (
         "came, and what they say hides the reason.",
         cure="Read the rank that failed first, for a reason of its own, and mend that. Never catch an exception around "
         "a collective and go on.",
-        met_at="https://github.com/pytorch/pytorch/issues/50820",
+        met_at="https://github.com/Megvii-BaseDetection/YOLOX/issues/702",
         provoke=raise_on_one_rank,
         mend=look_before_training,
     ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ddp_course.diagnose.faults import (
     branches,
     collectives,
+    docker,
     loops,
     meeting,
     processes,

@@ -85,7 +85,7 @@ FAULTS = (
         cause="Another job, or the last run's processes, listen on that port: 29500 is everybody's default.",
         cure="Let torchrun choose: --standalone, or --rdzv-endpoint localhost:0. End what is left of the last run. "
         "On one machine, meet at a file.",
-        met_at="https://github.com/pytorch/pytorch/issues/73320",
+        met_at="https://github.com/pytorch/pytorch/issues/126510",
         provoke=take_the_port,
         mend=take_a_free_port,
     ),
@@ -95,7 +95,7 @@ FAULTS = (
         symptom="Plain torch: some ranks begin, the others wait until the time limit.",
         cause="The number of machines or of ranks was changed in one launch script and not in the other.",
         cure="One source for the numbers: torchrun's --nnodes and --nproc-per-node, or the cluster's own variables.",
-        met_at="https://github.com/pytorch/pytorch/issues/124380",
+        met_at="https://github.com/pytorch/pytorch/issues/52848",
         provoke=disagree_about_the_world,
         mend=call_one_address,
     ),

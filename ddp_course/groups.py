@@ -19,7 +19,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddp_course.rendezvous import meet, open_store, pin_loopback
+from ddp_course.rendezvous import meet, open_store, pin_interface, pin_loopback
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ def join_group(place: Place, rendezvous: str = "env", address: str | None = None
     timeout = timedelta(seconds=timeout_s)
     if place.one_host:
         pin_loopback()
+    elif host := {"env": os.environ.get("MASTER_ADDR"), "tcp": (address or "").rpartition(":")[0]}.get(rendezvous):
+        pin_interface(host)
     if place.backend == "nccl":
         torch.cuda.set_device(place.device)  # before NCCL looks for the current GPU
     store = open_store(place.rank, place.world_size, rendezvous, address, timeout)

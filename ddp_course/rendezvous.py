@@ -11,13 +11,19 @@ Read next: `groups.py`, which opens the process group once all have met.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import struct
+import sys
+import time
 from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
+POLL_S = 0.01
 
 
 def pin_loopback() -> None:
@@ -27,6 +33,50 @@ def pin_loopback() -> None:
         raise RuntimeError("this host has no loopback interface; bring it up with: ip link set lo up")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def pin_interface(host: str) -> None:
+    """Have gloo use the interface that leads to `host`, where rank 0 is, unless the user chose another.
+
+    Left alone, gloo takes the address that this host's own name stands for, which is often 127.0.1.1 or belongs to
+    another network; then the ranks of two hosts wait for each other in vain. NCCL looks for itself.
+
+    Raises:
+        ValueError: `host` is this host's name for its own loopback, so the others would look for rank 0 at home.
+    """
+    if host in LOOPBACK_NAMES:  # the ranks of all "hosts" are on this one
+        return pin_loopback()
+    local_address = _address_towards(host)
+    if local_address and local_address.startswith("127."):
+        raise ValueError(
+            f"MASTER_ADDR={host} stands for {local_address} on this host, where no other host can reach it; give the "
+            "address in the network that they share (torchrun --local-addr ADDRESS)"
+        )
+    if name := _interface_of(local_address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _address_towards(host: str) -> str | None:
+    """Return this host's IPv4 address on the way to `host`. Nothing is sent: a datagram socket only looks it up."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return probe.getsockname()[0]
+    return None
+
+
+def _interface_of(address: str | None) -> str | None:
+    """Return the name of the interface that has this IPv4 address; None if unknown (no Linux, an IPv6 address)."""
+    if address is None or not sys.platform.startswith("linux"):
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def open_store(rank: int, world_size: int, rendezvous: str, address: str | None, timeout: timedelta) -> dist.Store:
@@ -40,12 +90,57 @@ def open_store(rank: int, world_size: int, rendezvous: str, address: str | None,
     if rendezvous != "env":
         raise ValueError(f"rendezvous={rendezvous!r} is unknown: use 'env', 'file' or 'tcp'")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the launcher hosts the store; we only call on it
-        return next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        store = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        # torchrun keeps its store when it starts the ranks again, and what the dead ones wrote is still in it.
+        return enter_round(rank, world_size, store, timeout) if "TORCHELASTIC_RUN_ID" in os.environ else store
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise ValueError(f"{name} is not set: start with torchrun, or export rank 0's address and port")
     return _tcp_store(
         rank, world_size, *_split_address(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"), timeout
+    )
+
+
+def enter_round(rank: int, world_size: int, store: dist.Store, timeout: timedelta) -> dist.Store:
+    """Return the part of `store` that belongs to the ranks which run now, and to no earlier ones.
+
+    Rank 0 makes up the name of the round. Each of the others signs in with a token of its own at the round that it
+    finds; if that is an old one, nobody answers the token, and rank 0's new one will be found next. Restarts cannot
+    be counted instead: an agent counts its own, and one that joined later has seen fewer.
+
+    Raises:
+        TimeoutError: rank 0 did not answer, or it waited for others in vain; names the missing.
+    Collective: every rank, once, at the store.
+    """
+    timeout_s, key = timeout.total_seconds(), "ddp_course/round"
+    deadline = time.monotonic() + timeout_s
+    token = secrets.token_hex(8)
+    if rank == 0:
+        store.set(key, token)
+        waiting = {other: f"{key}/{token}/{other}" for other in range(1, world_size)}
+        while waiting and time.monotonic() < deadline:
+            for other in [other for other, signed_in in waiting.items() if store.check([signed_in])]:
+                store.set(f"{key}/{token}/{store.get(waiting.pop(other)).decode()}", "welcome")
+            time.sleep(POLL_S)
+        if waiting:
+            raise _missing(rank, world_size, list(waiting), timeout_s)
+        return dist.PrefixStore(f"{key}/{token}", store)
+    current = None
+    while time.monotonic() < deadline:
+        found = store.get(key).decode() if store.check([key]) else None
+        if found != current:
+            current = found
+            store.set(f"{key}/{current}/{rank}", token)
+        if current and store.check([f"{key}/{current}/{token}"]):
+            return dist.PrefixStore(f"{key}/{current}", store)
+        time.sleep(POLL_S)
+    raise _missing(rank, world_size, [0], timeout_s)
+
+
+def _missing(rank: int, world_size: int, missing: list[int], timeout_s: float) -> TimeoutError:
+    return TimeoutError(
+        f"rank {rank}: waited {timeout_s:g} s for {world_size} ranks; missing: {', '.join(map(str, missing))}; were "
+        f"all {world_size} started, with the same WORLD_SIZE and the same rendezvous?"
     )
 
 
@@ -128,8 +223,4 @@ def meet(rank: int, world_size: int, store: dist.Store, timeout_s: float) -> Non
                 "start every rank with the same WORLD_SIZE"
             )
     if missing := sorted(set(range(world_size)) - set(here)):
-        raise TimeoutError(
-            f"rank {rank}: waited {timeout_s:g} s for {world_size} ranks; missing: "
-            f"{', '.join(map(str, missing))}; were all {world_size} started, with the same WORLD_SIZE and "
-            "the same rendezvous?"
-        )
+        raise _missing(rank, world_size, missing, timeout_s)

@@ -32,7 +32,7 @@ from ddp_course.launch import janitor
 from ddp_course.rendezvous import LOOPBACK, listen_on
 
 POLL_S = 0.05
-TOLD = 30  # lines of a node's last words in an error
+TOLD = 60  # lines of a node's last words in an error
 # What a launcher tells its ranks. A node that is started by a rank does not inherit it: it is a job of its own.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "GLOO_", "NCCL_SOCKET")
 # Seconds. torch's own are 600, 30, 30, 60, 5 and 5: made for large jobs, where a second attempt is dear.

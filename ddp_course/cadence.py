@@ -57,7 +57,9 @@ class Cadence:
     def __init__(self, steps: int = 0, seconds: float = 0.0, timeout_s: float = 60.0) -> None:
         self.steps, self.seconds = steps, seconds
         self._clock = time.monotonic()
-        self._signalled = Wish.GO_ON
+        # Each is written by the handler or by `_ask`, never by both: a signal may come between any two lines.
+        self._stop = False
+        self._saves = self._saves_said = 0  # how many were wished, and how many of these the others know of
         self._handlers: dict[int, object] = {}
         # A group does not inherit the default group's time limit.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -79,9 +81,9 @@ class Cadence:
         self._answer()
 
     def _ask(self) -> None:
-        wish = self._signalled
-        if wish < Wish.STOP:
-            self._signalled = Wish.GO_ON  # said once; a signal that comes from here on is said next time
+        saves = self._saves
+        wish = Wish.STOP if self._stop else Wish.SAVE if saves > self._saves_said else Wish.GO_ON
+        self._saves_said = saves  # said once; what comes from here on is said next time
         if self._rank == 0 and self.seconds and time.monotonic() - self._clock >= self.seconds:
             wish = max(wish, Wish.SAVE)
         self._asked = torch.tensor([int(wish)])
@@ -104,4 +106,7 @@ class Cadence:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """A handler may interrupt any line, so it only notes what came."""
-        self._signalled = max(self._signalled, WISHES[signal.Signals(number)])
+        if WISHES[signal.Signals(number)] == Wish.STOP:
+            self._stop = True
+        else:
+            self._saves += 1

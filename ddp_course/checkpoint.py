@@ -126,7 +126,11 @@ class Checkpointer:
         writing = None
         if self.rank == 0:
             self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-            writing = self._writer.submit(self._write, copied_to_cpu(state), step)
+            try:
+                writing = self._writer.submit(self._write, copied_to_cpu(state), step)
+            except Exception as caught:  # no memory for the copy, say; told to all by `finish`, as any other
+                writing = Future()
+                writing.set_exception(caught)
         self._under_way = step, writing
 
     def finish(self) -> None:
@@ -276,15 +280,30 @@ class Checkpointer:
         self.close()
 
 
-def copied_to_cpu(state: Any) -> Any:
-    """Return a copy of the dicts, lists and tensors of a state; the tensors in the CPU's memory."""
+def copied_to_cpu(state: Any, copies: dict[tuple, torch.UntypedStorage] | None = None) -> Any:
+    """Return a copy of the dicts, lists, tuples and tensors of a state; the tensors in the CPU's memory.
+
+    Args:
+        copies: of the storages met so far. Tensors that share one, such as tied weights, share its copy.
+    """
+    copies = {} if copies is None else copies
     if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
+        state = state.detach().resolve_conj().resolve_neg()
+        if state.layout != torch.strided:  # a sparse one has no storage of its own
+            return state.to("cpu", copy=True)
+        storage = state.untyped_storage()
+        place = (storage.device, storage.data_ptr(), storage.nbytes())
+        if place not in copies:
+            copies[place] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        alike = torch.empty(0, dtype=state.dtype)
+        return alike.set_(copies[place], state.storage_offset(), state.size(), state.stride())
     if isinstance(state, dict):
         same_kind = copy.copy(state)  # a model's state is an OrderedDict with versions attached
-        same_kind.update({key: copied_to_cpu(value) for key, value in state.items()})
+        same_kind.update({key: copied_to_cpu(value, copies) for key, value in state.items()})
         return same_kind
-    return [copied_to_cpu(value) for value in state] if isinstance(state, list) else copy.copy(state)
+    if type(state) in (list, tuple):
+        return type(state)(copied_to_cpu(value, copies) for value in state)
+    return copy.copy(state)
 
 
 def place_in(group: dist.ProcessGroup | None = None) -> tuple[int, int]:

@@ -1,0 +1,223 @@
+"""Can these machines train together?
+
+Each runs the same line. The one that owns HOST opens the meeting there, on that one address; the others call. Ranks
+are given by order of arrival. Then every pair tries a plain TCP connection, with a limit, so that a machine that
+cannot be reached is named before gloo would hang on it. Only then gloo opens a group, adds up, and is measured.
+
+Whoever opened the meeting decides and tells the others, so every machine prints the same verdict. All of it fits in
+one time limit. What is exchanged is JSON: nothing that came over the network is executed.
+
+Left out on purpose: NCCL and InfiniBand; nccl-tests measures those.
+Read next: `arrival.py`, `board.py`, `pairs.py` and `measure.py`, its steps in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddp_course.diagnose import arrival, network, pairs
+from ddp_course.diagnose.arrival import Clock, Own
+from ddp_course.diagnose.board import Board, as_guests
+from ddp_course.diagnose.measure import Measured, measure, sum_is_right
+from ddp_course.diagnose.pairs import Doorbell, Guest
+from ddp_course.diagnose.verdict import Problem, Verdict, exit_status, table
+
+GUARD_S = 2.0  # after the limit, for a call that is stuck in compiled code
+
+
+@dataclass
+class Report:
+    """What this machine can tell about the meeting, also when it failed half-way."""
+
+    world_size: int
+    rendezvous: str
+    rank: int | None = None
+    machines: list[Guest] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+
+    def say(self, name: str, found: str, state: str = "ok", cure: str = "") -> None:
+        self.verdicts.append(Verdict(name, state, found, cure))
+
+
+# --- Telling ---------------------------------------------------------------------------------------
+
+
+def run(world_size: int, rendezvous: str, limit_s: float, megabytes: float, as_json: bool) -> int:
+    """Meet, print what came of it, and return 1 if there was a problem, else 0.
+
+    Should anything get stuck in compiled code for longer than the limit allows, the process says so and ends.
+    """
+    report, clock = Report(world_size, rendezvous), Clock(limit_s)
+    phase = ["finding the meeting"]
+    told = threading.Lock()
+
+    def tell() -> int:
+        print(as_text(report, clock.passed()) if not as_json else json.dumps(as_data(report), indent=2), flush=True)
+        return exit_status(report.verdicts)
+
+    def give_up() -> None:
+        with told:
+            cure = "run it again; if it stays, look at the other machines' output, and give --timeout more"
+            report.say("time limit", f"{limit_s:g} s were over while {phase[0]}", "problem", cure)
+            tell()
+            os._exit(1)
+
+    guard = threading.Timer(limit_s + GUARD_S, give_up)
+    guard.daemon = True
+    guard.start()
+    stuck = False
+    with quiet_stderr():
+        try:
+            meet(report, clock, int(megabytes * 1e6), lambda now: phase.__setitem__(0, now))
+        except (Problem, dist.DistError) as error:
+            if not isinstance(error, Problem):
+                lost = f"the connection to rank 0, which opened the meeting, broke: {str(error).splitlines()[0]}"
+                error = Problem("meeting", lost, "read what rank 0 printed, and run all again")
+            report.verdicts.append(error.verdict)
+            stuck = True
+    with told:
+        guard.cancel()
+        status = tell()
+    if stuck:
+        # A store or a group that lost its peers can hang or abort while Python takes it down.
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def as_text(report: Report, seconds: float) -> str:
+    lines = [f"meeting of {report.world_size} at {report.rendezvous}, {seconds:.1f} s"]
+    for rank, guest in enumerate(report.machines):
+        notes = ["opened the meeting"] * (rank == 0) + ["this machine"] * (rank == report.rank)
+        note = f"  ({', '.join(notes)})" if notes else ""
+        lines.append(f"  rank {rank:<3} {guest.host:20} {guest.address:15} {guest.interface:10} {guest.torch}{note}")
+    lines += ["", table(report.verdicts)]
+    if report.measured:
+        lines.append(f"\n{'bytes':>12} {'repeats':>8} {'ms':>10} {'algorithm GB/s':>15} {'bus GB/s':>9}")
+        lines += [
+            f"{m.bytes:12,} {m.repeats:8} {m.seconds * 1e3:10.3f} {m.algorithm_GB_s:15.3f} {m.bus_GB_s:9.3f}"
+            for m in report.measured
+        ]
+    return "\n".join(lines)
+
+
+def as_data(report: Report) -> dict:
+    """Return the report for `--json`; without the addresses of doorbells, which are closed by now."""
+    data = asdict(report)
+    for guest in data["machines"]:
+        del guest["port"], guest["token"]
+    return data
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keep torch's C++ warnings, a page for each lost connection, from hiding the verdict."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as aside:
+        kept = os.dup(2)
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+# --- The meeting -----------------------------------------------------------------------------------
+
+
+def meet(report: Report, clock: Clock, largest_bytes: int, now: Callable[[str], None]) -> None:
+    """Hold the meeting and fill in the report.
+
+    Raises:
+        Problem: with the verdict that ended it.
+    """
+    address, port = arrival.find(report.rendezvous)
+    own = arrival.own_place(address)
+    now("looking for the others")
+    store, opened = arrival.open_or_call(report.rendezvous, address, port, report.world_size, clock)
+    with Doorbell(own.address, report.world_size) as bell:
+        mine = Guest(socket.gethostname(), own.address, bell.port, bell.token, own.interface, torch.__version__)
+        report.rank = arrival.sign_in(store, mine, report.world_size, opened)
+        board = Board(store, report.rank, report.world_size, clock)
+        try:
+            report.machines = board.gather_guests() if opened else board.wait_for("guests", as_guests)
+            report.say("arrival", f"all {report.world_size} came")
+            now("trying each pair")
+            errors = pairs.try_all(report.machines, report.rank, min(pairs.LIMIT_S, clock.left()))
+            board.post(f"reached/{report.rank}", errors)
+            if opened:
+                board.gather_reached(report.machines)
+            else:
+                board.wait_for("pairs", json.loads)
+        except Problem as problem:
+            if opened:
+                board.tell_all(problem.verdict)
+            raise
+    report.say("pairs", f"each of {report.world_size} reached each other, on a port of the system's choice")
+    if len(versions := {guest.torch for guest in report.machines}) > 1:
+        cure = "install the same torch everywhere: what ranks send each other may change with the version"
+        report.say("versions", f"different: {', '.join(sorted(versions))}", "warning", cure)
+    if hint := gloo_hint(own):
+        report.verdicts.append(hint)
+    now("adding up over gloo")
+    work(report, store, own, clock, largest_bytes)
+    board.leave(opened)
+
+
+# --- The work --------------------------------------------------------------------------------------
+
+
+def gloo_hint(own: Own) -> Verdict | None:
+    """Warn where gloo, left to itself, would announce another address than the one that worked here."""
+    if network.gloo_names(os.environ):
+        return None
+    addresses, _ = network.resolve(socket.gethostname())
+    alone = network.gloo_address({}, network.interfaces(), addresses)
+    if alone == own.address or network.is_loopback(own.address) or not own.interface:
+        return None
+    found = f"gloo alone would announce {alone} here, not {own.address}: {socket.gethostname()} resolves to that"
+    return Verdict("interface", "warning", found, f"before training here: export GLOO_SOCKET_IFNAME={own.interface}")
+
+
+def work(report: Report, store: dist.Store, own: Own, clock: Clock, largest_bytes: int) -> None:
+    """Open a gloo group over the interface that leads to HOST, add up, and measure.
+
+    Collective: init_process_group, many all_reduces, one barrier; every rank.
+    """
+    if own.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = own.interface
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore(f"{arrival.PREFIX}/gloo", store),
+            rank=report.rank,
+            world_size=report.world_size,
+            timeout=timedelta(seconds=max(clock.left(), 1.0)),
+        )
+        if not sum_is_right():
+            cure = "look for broken memory or network hardware; run it again with pairs of machines"
+            raise Problem("all_reduce", "the sum is wrong", cure)
+        report.say("all_reduce", f"the sum over {report.world_size} ranks is right on each")
+        report.measured = measure(largest_bytes, lambda: clock.left() - 2.0)
+        dist.barrier()  # nobody takes the group down while others still talk
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        cure = "the machines reach each other, so look at gloo: GLOO_SOCKET_IFNAME, or a machine that stopped meanwhile"
+        raise Problem("all_reduce", f"gloo failed: {str(error).splitlines()[0]}", cure) from None
+    small, large = report.measured[0], report.measured[-1]
+    report.say("latency", f"{small.seconds * 1e6:,.0f} us for {small.bytes} bytes")
+    report.say("bandwidth", f"{large.bus_GB_s:.3f} GB/s on the bus at {large.bytes:,} bytes")

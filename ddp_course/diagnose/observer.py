@@ -38,8 +38,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Subset
 
-from ddp_course.diagnose.training_checks import Finding, look
-from ddp_course.diagnose.training_facts import Load, NotedMean, RankFacts, Reference, Write
+from ddp_course.diagnose.training_checks import look
+from ddp_course.diagnose.training_facts import Finding, Load, NotedMean, RankFacts, Reference, Write
 
 ROWS_KEPT = 200_000  # of one epoch: what a rank sends to the others stays below 2 MB an epoch
 
@@ -157,7 +157,7 @@ class TrainingObserver:
         """Return this rank's notes, and how its model, threads and cores are now. Talks to nobody."""
         layers = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, _BatchNorm)]
         statistics = {f"{name}.{own}".lstrip(".") for name, layer in layers for own, _ in layer.named_buffers()}
-        buffers = {name: buffer.detach().cpu() for name, buffer in self.model.named_buffers()}
+        buffers = {name: buffer.detach().cpu().clone() for name, buffer in self.model.named_buffers()}
         return RankFacts(
             rank=dist.get_rank(self.group) if dist.is_initialized() else 0,
             host=socket.gethostname(),
@@ -168,7 +168,7 @@ class TrainingObserver:
             evaluated=list(self._evaluations[-1]) if self._evaluations else [],
             evaluation_size=self._evaluation_size,
             local_batch=self._local_batch,
-            lr=self.optimizer.param_groups[0]["lr"] if self.optimizer else None,
+            lr=_rate(self.optimizer) if self.optimizer else None,
             reference=self.reference,
             means={name: _read(sums) for name, sums in self._sums.items()},
             writes=list(self._writes),
@@ -223,6 +223,11 @@ def _numbering(dataset: Any) -> Callable[[int], int]:
 
 
 # --- How values are noted --------------------------------------------------------------------------
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float:
+    group = optimizer.param_groups[0]
+    return float(group.get("initial_lr", group["lr"]))  # what a schedule began with, not where it is just now
 
 
 def _read(sums: _Sums) -> NotedMean:

@@ -1,7 +1,7 @@
 """What does a rank know of its own training, that the others do not?
 
 One `RankFacts` holds the notes of one rank, in plain values that can travel. `observer.py` takes them, and
-`training_checks.py` lays those of all ranks side by side.
+`training_checks.py` lays those of all ranks side by side. What it sees there is a `Finding`.
 
 Left out on purpose: gradients and activations. A fault that only they show is not found.
 Read next: `training_checks.py`.
@@ -9,6 +9,7 @@ Read next: `training_checks.py`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -72,3 +73,23 @@ class RankFacts:
     parameters: dict[str, str] = field(default_factory=dict)  # a short hash of each
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     of_batchnorm: tuple[str, ...] = ()  # which of the buffers are running statistics
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    fault: str  # its name in the failure lab
+    rank: int | None  # the first rank that is to blame; None when all do the same
+    evidence: str  # what was found, in numbers, and what would be right
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.fault}{'' if self.rank is None else f' (rank {self.rank})'}: {self.evidence}"
+
+
+def listed_ranks(ranks: Collection[int]) -> str:
+    """Return "rank 1", or "ranks 0, 1 and 2"."""
+    listed = sorted(ranks)
+    shown = ", ".join(map(str, listed[:-1])) + (" and " if len(listed) > 1 else "") + str(listed[-1])
+    return f"rank{'s' if len(listed) > 1 else ''} {shown}"

@@ -78,7 +78,7 @@ class Run:
         Args:
             loss: mean over this rank's `rows`; detached.
         Returns:
-            Whether to go on; the same on every rank.
+            Whether to stop; the same on every rank.
         Collective: those of `Cadence.next` and `save`, if there is a checkpoint folder.
         """
         self.loss_sum += loss * rows  # stays on the device: reading it would wait for the GPU
@@ -90,7 +90,7 @@ class Run:
         self.stopping = wish == Wish.STOP
         if wish and len(self.sampler):  # after an epoch's last step, its end saves anyway
             self.save()
-        return not self.stopping
+        return self.stopping
 
     def end_epoch(self, loss: float, accuracy: float) -> None:
         """Note what an epoch brought, and save.

@@ -181,7 +181,7 @@ def train_epoch(
     loader: DataLoader,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-    after_step: Callable[[torch.Tensor, int], bool],
+    after_step: Callable[[torch.Tensor, int], bool | None],
 ) -> None:
     """Pass over what is left of this rank's shard once.
 
@@ -189,7 +189,7 @@ def train_epoch(
     batches of the same size. That makes the mean of the ranks' gradients the global batch's.
 
     Args:
-        after_step: told this rank's loss (mean over its rows, detached) and its number of rows; says whether to go on.
+        after_step: told this rank's loss (mean over its rows, detached) and its number of rows; says whether to stop.
     Collective: DDP's all_reduces, in every step.
     """
     dtype = next(replica.parameters()).dtype
@@ -200,7 +200,7 @@ def train_epoch(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if not after_step(loss.detach(), len(label_N)):
+        if after_step(loss.detach(), len(label_N)):
             break
 
 

@@ -4,6 +4,7 @@ from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
+from ddp_course.draw.failures import hang, ladder, lateness
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
@@ -28,7 +29,10 @@ __all__ = [
     "drift",
     "gradient_noise",
     "halves",
+    "hang",
+    "ladder",
     "landings",
+    "lateness",
     "loss_curves",
     "losses",
     "mean_weights",

@@ -1,0 +1,184 @@
+"""Who waits for whom in a hang, who comes late, and which question leads from a symptom to its cause?
+
+Three pictures: the collectives of each rank side by side at the moment at which patience ran out, how late each rank
+comes to each collective, and a ladder of questions whose rungs are the faults of the failure lab.
+
+Read next: `overview.py`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    ALARM,
+    FAINT,
+    HEADING,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    rank_colour,
+)
+from ddp_course.launch.flight import Whereabouts
+
+MOST_COLUMNS = 5  # collectives that fit beside each other
+LAST_WIDTH = 3.3  # inches, for the one that is waited in
+LETTERS = 62  # of a line of names on the ladder
+
+# A symptom, where to look, and the faults that are behind it. Asked from top to bottom; the first yes decides.
+LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Did the ranks never meet?",
+        "the first words of each rank; ddp-course doctor",
+        ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main"),
+    ),
+    (
+        "Did a rank raise or die?",
+        "the rank that failed first, for a reason of its own",
+        ("one-rank-raises", "unused-parameters", "collective-shape", "nccl-in-docker"),
+    ),
+    (
+        "Does it stand still?",
+        "who is in which collective, and who in none",
+        (
+            "skipped-collective",
+            "collective-order",
+            "rank0-only-validation",
+            "rank0-only-save",
+            "uneven-inputs",
+            "forked-cuda",
+        ),
+    ),
+    (
+        "Is it slower than it should be?",
+        "who comes last; threads and rows of each rank",
+        ("straggler", "too-many-threads", "missing-sampler"),
+    ),
+    (
+        "Are the numbers not those of one process?",
+        "rows, sums and counts, running statistics, rate",
+        ("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
+    ),
+    (
+        "Is it wrong only after a resume?",
+        "who wrote the file; its names, its devices",
+        ("several-writers", "all-on-gpu-0", "module-prefix"),
+    ),
+)
+
+
+def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figure:
+    """Questions from top to bottom; a yes leads to the right, to the faults that fit, a no down to the next.
+
+    Args:
+        questions: each a question, where to look, and the names of faults.
+    """
+    rungs = [
+        (q, look, textwrap.wrap(", ".join(names), LETTERS, break_on_hyphens=False)) for q, look, names in questions
+    ]
+    heights = [0.62 + 0.19 * len(lines) for *_, lines in rungs]
+    gap, left, right = 0.26, 0.1, 3.1
+    figure, ax = canvas(sum(heights) + gap * len(heights) + 0.1)
+    y = sum(heights) + gap * len(heights)
+    for place, ((question, look, lines), height) in enumerate(zip(rungs, heights, strict=True)):
+        y -= height
+        middle = y + height / 2
+        box(ax, left, middle - 0.27, 2.45, 0.54, textwrap.fill(question, 24), bold=True)
+        arrow(ax, (left + 2.45, middle), (right, middle))
+        label(ax, (left + 2.45 + right) / 2, middle + 0.13, "yes", size=SMALL, ink=MUTED)
+        box(ax, right, y, WIDTH - right - 0.1, height, fill=False)
+        label(ax, right + 0.12, y + height - 0.2, f"look at: {look}", align="left", bold=True, size=SMALL)
+        label(ax, right + 0.12, y + (height - 0.34) / 2, "\n".join(lines), align="left", size=SMALL, mono=False)
+        if place + 1 < len(rungs):
+            below = y - gap - heights[place + 1] / 2 + 0.27
+            arrow(ax, (left + 1.2, middle - 0.27), (left + 1.2, below))
+            label(ax, left + 1.4, (middle - 0.27 + below) / 2, "no", size=SMALL, ink=MUTED)
+        y -= gap
+    return figure
+
+
+def _lines(names: Sequence[str]) -> list[str]:
+    return textwrap.wrap(", ".join(names), LETTERS, break_on_hyphens=False)
+
+
+def hang(ranks: Sequence[Whereabouts], timeout_s: float) -> Figure:
+    """The last collectives that each rank entered, from left to right, and who waits in the last one for whom.
+
+    Args:
+        ranks: of a `RankError`; only collectives of the default group are drawn.
+        timeout_s: how long the ranks waited, in seconds.
+    """
+    figure, ax = canvas(0.72 * len(ranks) + 0.75)
+    calls = [[call for call in w.recent if not call.group] for w in ranks]
+    numbers = sorted({call.number for of_rank in calls for call in of_rank})[-MOST_COLUMNS:] or [1]
+    left, top = 0.85, 0.72 * len(ranks) + 0.1
+    column = min(1.3, (WIDTH - left - LAST_WIDTH) / max(1, len(numbers) - 1))
+    label(ax, left, top + 0.38, "collectives, in the order in which a rank enters them", align="left", ink=MUTED)
+    for w, of_rank in zip(ranks, calls, strict=True):
+        y = top - 0.72 * (w.rank + 1) + 0.2
+        label(ax, 0.1, y + 0.21, f"rank {w.rank}", align="left", bold=True, size=HEADING)
+        entered = {call.number: call for call in of_rank}
+        for place, number in enumerate(numbers):
+            x = left + column * place
+            if call := entered.get(number):
+                last = number == numbers[-1]
+                stuck = last and len(entered) and not _everybody(calls, number)
+                width = WIDTH - x - 0.1 if stuck else column - 0.06
+                words = f"{call.op} #{number}: waits {timeout_s:g} s" if stuck else _short(call.op, number, column)
+                box(ax, x, y, width, 0.42, words, colour=rank_colour(w.rank), dashed=stuck, size=SMALL)
+        if numbers[-1] not in entered:
+            _absent(ax, left + column * (len(numbers) - 1), y, w)
+    return figure
+
+
+def _everybody(calls: Sequence[Sequence], number: int) -> bool:
+    """Whether all ranks have entered, and left, the collective."""
+    return all(any(call.number == number and call.finished for call in of_rank) for of_rank in calls)
+
+
+def _short(op: str, number: int, column: float) -> str:
+    """As much of a name as fits a column."""
+    return f"{op} #{number}" if column > 1.2 else f"#{number}"
+
+
+def _absent(ax: Axes, x: float, y: float, w: Whereabouts) -> None:
+    if w.status == "returned":
+        words = "never came: had returned"
+    else:
+        source = w.line.source if w.line else w.status
+        words = f"never came: {textwrap.shorten(source, 28, placeholder=' ...')}"
+    box(ax, x, y, WIDTH - x - 0.1, 0.42, words, colour=ALARM, fill=False, size=SMALL, ink=ALARM)
+
+
+def lateness(arrivals: Sequence[Sequence[float]]) -> Figure:
+    """How long after the first rank each rank came to each collective.
+
+    Args:
+        arrivals: for each collective, when each rank entered it, by rank, in seconds on one clock.
+    """
+    figure, ax = chart(2.6)
+    for rank in range(len(arrivals[0])):
+        late_ms = [1e3 * (came[rank] - min(came)) for came in arrivals]
+        colour = rank_colour(rank)
+        ax.plot(range(1, len(late_ms) + 1), late_ms, color=colour, marker="o", linewidth=1.5, label=f"rank {rank}")
+    ax.axhline(0, color=FAINT, linewidth=1)
+    ax.set_xlabel("collective", color=MUTED, fontsize=LABEL)
+    ax.set_ylabel("ms after the first rank", color=MUTED, fontsize=LABEL)
+    ax.set_xticks(range(1, len(arrivals) + 1))
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.spines[["left", "bottom"]].set_color(LINE)
+    ax.tick_params(colors=SHARED)
+    return figure

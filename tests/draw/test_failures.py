@@ -1,0 +1,82 @@
+"""Do the pictures of lesson 12 show who waits and who is late, and does the ladder lead to every fault?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_course import draw
+from ddp_course.diagnose.faults.catalogue import FAULTS
+from ddp_course.draw.failures import ALARM, LADDER, hang, ladder, lateness
+from ddp_course.launch.flight import Collective, Line, Whereabouts
+
+
+def calls(rank: int, n: int, entered: int, op: str = "all_reduce") -> list[Collective]:
+    return [
+        Collective(i, i, op, "Float", ((4,),), "", tuple(range(n)), i < entered, 1000 * i + rank)
+        for i in range(1, entered + 1)
+    ]
+
+
+def hung(n: int, absent: int, at: int, status: str = "running") -> list[Whereabouts]:
+    """All ranks wait in collective number `at`, but one."""
+    line = Line("train.py", 7, "train", "while rank == 2 and there_is_something_long_to_do(): pass")
+    ranks = [Whereabouts(rank, "raised", recent=calls(rank, n, at)) for rank in range(n)]
+    ranks[absent] = Whereabouts(absent, status, line=line, recent=calls(absent, n, at)[:-1])
+    return ranks
+
+
+ARRIVALS = [[0.0, 0.001, 0.04], [0.06, 0.062, 0.1], [0.12, 0.121, 0.165]]
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def pictures():
+    yield hang(hung(4, 2, 3), 2)
+    yield hang(hung(3, 0, 1), 2.5)
+    yield hang(hung(5, 4, 40, "returned"), 600)
+    yield ladder()
+    yield lateness(ARRIVALS)
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_hang_shows_who_waits_in_what_and_who_never_came():
+    figure = hang(hung(4, 2, 3), 2)
+    texts = draw.texts_of(figure)
+    assert texts.count("all_reduce #3: waits 2 s") == 3
+    assert [text for text in texts if text.startswith("never came")] == ["never came: while rank == 2 and ..."]
+    inks = [text.get_color() for text in figure.axes[0].texts if text.get_text().startswith("never")]
+    assert inks == [ALARM]
+    assert texts.count("all_reduce #2") == 4  # that one all of them left
+
+
+def test_hang_says_that_a_rank_had_returned_and_shows_the_last_of_many_collectives():
+    texts = draw.texts_of(hang(hung(3, 1, 40, "returned"), 2))
+    assert "never came: had returned" in texts
+    assert "#35" not in " ".join(texts) and texts.count("#39") == 3
+
+
+def test_every_fault_is_on_one_rung_of_the_ladder():
+    names = [name for _, _, names in LADDER for name in names]
+    assert sorted(names) == sorted(FAULTS)
+    shown = " ".join(draw.texts_of(ladder())).replace("\n", " ")
+    assert all(name in shown for name in FAULTS)
+
+
+def test_lateness_counts_from_whoever_came_first():
+    lines = lateness(ARRIVALS).axes[0].lines
+    assert lines[2].get_ydata() == pytest.approx([40, 40, 45])
+    assert lines[0].get_ydata() == pytest.approx([0, 0, 0])

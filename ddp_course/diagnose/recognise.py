@@ -54,6 +54,9 @@ def recognise(report: RankError | str) -> Diagnosis:
     for fault, rule in RULES:
         if found := rule(text):
             return Diagnosis(fault, *found, report=text)
+    for pattern, hint in HINTS:
+        if found := re.search(pattern, text):
+            return Diagnosis(None, None, f"{found[0].strip()}: {hint}", report=text)
     return Diagnosis(None, None, next(iter(text.strip().splitlines()), ""), report=text)
 
 
@@ -66,7 +69,7 @@ Rule = Callable[[str], Finding | None]
 
 # Fault, and the words that nothing else leaves; a group called rank names who is to blame.
 SENTENCES = (
-    ("nccl-in-docker", r"shared memory segment \S*nccl[^\n]*|Call to posix_fallocate failed[^\n]*"),
+    ("nccl-in-docker", r"NCCL WARN [^\n]*(/dev/shm/nccl|shared memory segment|posix_fallocate)[^\n]*"),
     ("nccl-in-docker", r"No usable listening interface[^\n]*|No interface found in the same subnet[^\n]*"),
     ("forked-cuda", r"Cannot re-initialize CUDA in forked subprocess"),
     ("function-from-main", r"Can't get attribute '\w+' on <module '__(mp_)?main__'"),
@@ -86,6 +89,23 @@ SENTENCES = (
     ("unused-parameters", r"Parameter indices which did not receive grad for rank (?P<rank>\d+): [\d ]*\d"),
     ("unused-parameters", r"Expected to have finished reduction in the prior iteration"),
     ("module-prefix", r"Missing key\(s\) in state_dict: \"module\.|Unexpected key\(s\) in state_dict: \"module\."),
+)
+
+# Words that several faults leave, and how to learn more.
+HINTS = (
+    (
+        r"wait timeout after \w+, keys: \S+",
+        "a rank never signed in: not started, out of reach, or some rank counts more ranks than there are; meet by "
+        "`groups.process_group`, which names it",
+    ),
+    (
+        r"Timed out waiting \w+ for \w+ operation[^\n]*|Watchdog caught collective operation timeout[^\n]*",
+        "some rank did not come, and this does not say which: run it under `launch`, or with --hang-report",
+    ),
+    (
+        r"Connection closed by peer[^\n]*|Connection reset by peer[^\n]*",
+        "a peer is gone; look for the rank that failed first",
+    ),
 )
 
 
@@ -179,7 +199,7 @@ def came_no_more(text: str) -> Finding | None:
 
 def raised(text: str) -> Finding | None:
     """A rank that failed for a reason of its own, in our report, or in torchrun's or mp.spawn's."""
-    if re.search(r"raised \w+: [^\n]*(Timed out waiting|Connection (closed|reset)|wait timeout after)", text):
+    if any(re.search(rf"raised \w+: [^\n]*?(?:{pattern})", text) for pattern, _ in HINTS):
         return None  # that is the echo of another rank's trouble
     torchrun = r"Root Cause \(first observed failure\):(?:.|\n)*?rank\s*: (\d+)"
     spawned = r"-- Process (\d+) terminated with the following error"

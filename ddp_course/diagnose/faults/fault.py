@@ -69,14 +69,15 @@ def watch(
     Raises:
         RankError: a rank could not start.
     """
-    with RankPool(world_size, init=init, timeout_s=timeout_s, start_method="forkserver", quiet=True) as ranks:
-        begin = time.monotonic()
-        try:
+    ranks = RankPool(world_size, init=init, timeout_s=timeout_s, start_method="forkserver", quiet=True)
+    begin = time.monotonic()
+    try:
+        with ranks:
             results = ranks.run(program, args, limit_s=limit_s)
             found = check(results) if check else Diagnosis(None, None, returned(world_size))
-        except RankError as error:
-            found = recognise(error)
-        return found.after(time.monotonic() - begin)
+    except RankError as error:
+        found = recognise(error)
+    return found.after(time.monotonic() - begin)
 
 
 def returned(world_size: int) -> str:

@@ -144,7 +144,7 @@ def check_environment(facts: Facts) -> Verdict:
     if ("RANK" in set_here) != ("WORLD_SIZE" in set_here):
         missing = "WORLD_SIZE" if "RANK" in set_here else "RANK"
         return Verdict(name, "problem", f"{found}, but no {missing}", cure)
-    if wrong := wrong_numbers(facts):
+    if wrong := wrong_numbers(facts) or wrong_master(facts):
         return Verdict(name, "problem", f"{found}: {wrong}", cure)
     return Verdict(name, "warning", f"{found}: training here would join that job", cure)
 
@@ -160,4 +160,15 @@ def wrong_numbers(facts: Facts) -> str:
             return f"ranks count from 0 to {limit} - 1"
     if facts.gpus and int(environ.get("LOCAL_RANK", 0)) >= len(facts.gpus):
         return f"LOCAL_RANK counts GPUs from 0, and there are {len(facts.gpus)}"
+    return ""
+
+
+def wrong_master(facts: Facts) -> str:
+    """Return why the ranks could not meet at MASTER_ADDR, or nothing."""
+    environ = facts.environ
+    if "MASTER_ADDR" in environ and not facts.master_addresses:
+        return "MASTER_ADDR resolves to nothing here"
+    ranks, here = whole(environ.get("WORLD_SIZE"), 1), whole(environ.get("LOCAL_WORLD_SIZE"), 0)
+    if 0 < here < ranks and facts.master_addresses and all(map(is_loopback, facts.master_addresses)):
+        return f"{ranks - here} ranks are on other machines, and MASTER_ADDR is loopback, which they cannot reach"
     return ""

@@ -69,6 +69,7 @@ class Facts:
     host_error: str = ""  # why it resolves to nothing
     port_error: str = ""  # why no port can be opened
     master_port_error: str = ""  # why nobody can listen at MASTER_PORT, if that is set
+    master_addresses: tuple[str, ...] = ()  # what MASTER_ADDR resolves to, if it is set
     shm_bytes: int | None = 8 * 2**30  # None: there is no /dev/shm
     linux: bool = True
     cores: int = 4
@@ -183,6 +184,7 @@ def about_the_network(environ: dict[str, str]) -> dict:
         "host_addresses": addresses,
         "host_error": host_error,
         "port_error": network.error_of_binding(0),
+        "master_addresses": network.resolve(environ["MASTER_ADDR"])[0] if environ.get("MASTER_ADDR") else (),
         "master_port_error": network.error_of_binding(int(port), "") if port.isdigit() else "",
     }
 

@@ -152,6 +152,7 @@ def meet(report: Report, clock: Clock, largest_bytes: int, now: Callable[[str], 
     with Doorbell(own.address, report.world_size) as bell:
         mine = Guest(socket.gethostname(), own.address, bell.port, bell.token, own.interface, torch.__version__)
         report.rank = arrival.sign_in(store, mine, report.world_size, opened)
+        now("waiting for the others" if opened else f"waiting for word from rank 0, at {report.rendezvous}")
         board = Board(store, report.rank, report.world_size, clock)
         try:
             report.machines = board.gather_guests() if opened else board.wait_for("guests", as_guests)
@@ -189,7 +190,8 @@ def gloo_hint(own: Own) -> Verdict | None:
     alone = network.gloo_address({}, network.interfaces(), addresses)
     if alone == own.address or network.is_loopback(own.address) or not own.interface:
         return None
-    found = f"gloo alone would announce {alone} here, not {own.address}: {socket.gethostname()} resolves to that"
+    goes_by = f"it goes by the host name {socket.gethostname()}, which resolves to {' '.join(addresses) or 'nothing'}"
+    found = f"gloo alone would announce {alone} here, not {own.address}: {goes_by}"
     return Verdict("interface", "warning", found, f"before training here: export GLOO_SOCKET_IFNAME={own.interface}")
 
 

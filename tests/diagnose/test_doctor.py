@@ -36,6 +36,7 @@ def test_a_good_machine_has_nothing_to_mend():
 OLD_DRIVER = {"nvidia_driver": True, "gpus": ("A",), "driver": "550.54.15", "driver_cuda": (12, 4)}
 NCCL_WISH = "nvidia-nccl-cu13==2.30.7"
 NCCL = {"nccl": "2.30.7", "nccl_wants": NCCL_WISH}
+FAR = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
 MIXED = {(0, 1): "SYS", (0, 2): "PIX", (1, 2): "SYS"}
 ALONE = (Interface("lo", ("127.0.0.1",), loopback=True),)
 TAKEN = {"master_port_error": "in use"}
@@ -77,6 +78,9 @@ PLANTED = [
     ("launcher", {"environ": {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"}}, "problem", "LOCAL_WORLD_SIZE - 1", "unset"),
     ("launcher", {"gpus": ("A", "B"), "environ": {"LOCAL_RANK": "2"}}, "problem", "there are 2", "unset LOCAL_RANK"),
     ("launcher", {"gpus": ("A", "B"), "environ": {"LOCAL_RANK": "1"}}, "warning", "LOCAL_RANK=1", "unset LOCAL_RANK"),
+    ("launcher", {"environ": {"MASTER_ADDR": "node0"}}, "problem", "MASTER_ADDR resolves to nothing", "unset MASTER"),
+    ("launcher", {"environ": FAR, "master_addresses": ("127.0.0.1",)}, "problem", "2 ranks are on other", "unset"),
+    ("launcher", {"environ": FAR, "master_addresses": ("10.0.0.1",)}, "warning", "would join", "unset"),
     ("CUDA", {"cuda": "13.2"}, "ok", "13.2 in this torch; no NVIDIA driver here", ""),
     (
         "CUDA",
@@ -229,6 +233,7 @@ def test_a_version_is_read_with_its_build_without_an_import():
     ("starts", "expected"), [("python", True), ("/env/bin/python3", True), ("/other/bin/python", False)]
 )
 def test_only_a_kernel_of_this_python_counts(tmp_path, starts, expected):
+    pytest.importorskip("ipykernel")
     folder = tmp_path / "share" / "jupyter" / "kernels" / "python3"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(json.dumps({"argv": [starts, "-m", "ipykernel_launcher"]}))

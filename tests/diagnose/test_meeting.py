@@ -192,6 +192,35 @@ def test_nobody_at_home_is_said_with_what_was_in_the_way_and_what_to_run_where()
     assert "run the same line on the machine that has 127.0.0.1" in told.value.verdict.cure
 
 
+# --- On ranks --------------------------------------------------------------------------------------
+
+
+def sums_and_sizes(rank: int, world_size: int):
+    """What measure says, on two ranks; and when the second adds up wrongly, or has no time left."""
+    import torch.distributed as dist
+
+    from ddp_course.diagnose import measure
+
+    right, honest = measure.sum_is_right(), dist.all_reduce
+
+    def off_by_one(tensor, op=dist.ReduceOp.SUM):
+        honest(tensor, op)
+        if op == dist.ReduceOp.SUM:
+            tensor[7] += rank
+
+    dist.all_reduce = off_by_one
+    try:
+        wrong = measure.sum_is_right()
+    finally:
+        dist.all_reduce = honest
+    sizes = [found.bytes for found in measure.measure(10**6, lambda: 0.0 if rank else 1e9)]
+    return right, wrong, sizes
+
+
+def test_a_wrong_sum_on_one_rank_and_one_ranks_lack_of_time_are_known_to_all(two_ranks):
+    assert two_ranks.run(sums_and_sizes) == [(True, False, [4])] * 2
+
+
 # --- Processes on loopback -------------------------------------------------------------------------
 
 
@@ -352,7 +381,8 @@ def test_three_hosts_meet_over_their_own_addresses(tmp_path, three):
         assert each.verdicts["all_reduce"]["state"] == "ok"
         # node-1 is no name that resolves, so gloo alone would announce loopback.
         assert each.verdicts["interface"]["state"] == "warning"
-        assert "gloo alone would announce 127.0.0.1 here" in each.verdicts["interface"]["found"]
+        found = each.verdicts["interface"]["found"]
+        assert "gloo alone would announce 127.0.0.1 here" in found and found.endswith("resolves to nothing")
         assert each.verdicts["interface"]["cure"].endswith("export GLOO_SOCKET_IFNAME=eth0")
 
 

@@ -11,7 +11,6 @@ Read next: `pool.py`.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from contextlib import suppress
@@ -152,10 +151,7 @@ class Call:
 
     def line_from_stack_file(self, rank: RankProcess) -> Line | None:
         """The main thread's line, as faulthandler wrote it on our signal or on a crash."""
-        text = (self.relay.folder / f"rank{rank.rank}.stack").read_text()
-        main_thread = text.partition("Extension modules")[0].rpartition("(most recent call first):")[2]
-        frames = re.findall(r'File "(.+?)", line (\d+) in (.+)', main_thread)
-        return report.line_of([(name, int(number), function) for name, number, function in reversed(frames)])
+        return report.line_in_dump((self.relay.folder / f"rank{rank.rank}.stack").read_text())
 
     def in_step(self) -> bool:
         """Whether every rank is idle, none failed by talking, and all have entered the same collectives."""

@@ -163,9 +163,20 @@ def _members(group: str) -> tuple[int, ...]:
         return ()
 
 
+def progress() -> int:
+    """Return how many collectives the default group has been given; cheap, unlike `recorded`. 0 without a group."""
+    try:
+        return dist.group.WORLD._get_sequence_number_for_group() if dist.is_initialized() else 0
+    except (AttributeError, RuntimeError):  # the group is being opened or destroyed
+        return 0
+
+
 def _entries() -> list[dict]:
-    # The reader is private to torch; tests hold it to its word on the oldest and the newest torch we support.
-    return json.loads(torch._C._distributed_c10d._dump_fr_trace_json()).get("entries", [])
+    # The readers are private to torch; tests hold them to their word on the oldest and the newest torch we support.
+    # NCCL has a recorder of its own, in builds with CUDA.
+    torch_c = torch._C._distributed_c10d
+    readers = [torch_c._dump_fr_trace_json, getattr(torch_c, "_dump_nccl_trace_json", None)]
+    return [entry for reader in readers if reader for entry in json.loads(reader()).get("entries", [])]
 
 
 # --- The stack -------------------------------------------------------------------------------------

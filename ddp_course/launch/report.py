@@ -10,6 +10,7 @@ Read next: `worker.py`, what runs inside each rank.
 
 from __future__ import annotations
 
+import re
 import signal
 import traceback
 from dataclasses import dataclass
@@ -114,6 +115,13 @@ def line_of(frames: list[tuple[str, int, str]]) -> Line | None:
     return own_line(traceback.StackSummary.from_list([traceback.FrameSummary(*frame) for frame in frames]))
 
 
+def line_in_dump(text: str) -> Line | None:
+    """The main thread's line in what faulthandler wrote of all threads, last of all if it wrote several times."""
+    main_thread = text.partition("Extension modules")[0].rpartition("(most recent call first):")[2]
+    frames = re.findall(r'File "(.+?)", line (\d+) in (.+)', main_thread)
+    return line_of([(name, int(number), function) for name, number, function in reversed(frames)])
+
+
 def _is_talking(error: BaseException) -> bool:
     signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Timed out waiting", "Broken pipe")
     return isinstance(error, dist.DistError) or (
@@ -154,7 +162,9 @@ def failed(failure: Failure, ranks: list[Whereabouts]) -> RankError:
     return RankError(kind, failure.rank, text, ranks, failure)
 
 
-def died(rank: int, exitcode: int, ranks: list[Whereabouts], output: str, starting: bool) -> RankError:
+def died(
+    rank: int, exitcode: int | None, ranks: list[Whereabouts], output: str = "", starting: bool = False
+) -> RankError:
     """A rank's process ended without an answer; `output` is what it had written."""
     if "doesn't match expected size" in output:  # gloo ends the process when two ranks bring unequal tensors
         others = "; ".join(f"rank {w.rank} called {w.recent[-1]}" for w in ranks if w.recent)
@@ -168,8 +178,10 @@ def died(rank: int, exitcode: int, ranks: list[Whereabouts], output: str, starti
     return RankError("start" if starting else "died", rank, f"{text}\n  it was at {line}" if line else text, ranks)
 
 
-def why_died(exitcode: int) -> str:
-    """Say what an exit code of `multiprocessing` means, and what usually causes it."""
+def why_died(exitcode: int | None) -> str:
+    """Say what an exit code of `multiprocessing` means, and what usually causes it; None if only the launcher knows."""
+    if exitcode is None:
+        return "its process is gone; the launcher's own report, below or above, has its exit status or signal"
     if exitcode == -signal.SIGKILL:
         return (
             "killed by SIGKILL, most often by the system because memory ran out; "
@@ -199,9 +211,7 @@ def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None =
     if found := _missing(ranks):
         awaited, absent = found
         who = ", ".join(f"rank {w.rank}" for w in absent)
-        at = "\n".join(
-            f"  rank {w.rank} {'had returned' if w.status == 'returned' else f'was at {w.line}'}" for w in absent
-        )
+        at = "\n".join(f"  rank {w.rank} {_where_absent(w)}" for w in absent)
         text = (
             f"{who} never entered {awaited}; the others waited {timeout_s:g} s\n{at}\n"
             "Every rank must call every collective. Look for a branch on the rank, an early return or an endless loop; "
@@ -215,6 +225,12 @@ def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None =
     if stuck.waiting_in and stuck.waiting_in.op in _ROOTED:
         text += ", and at src or dst, which must be the same rank on all ranks of the group"
     return RankError("hung", None, text, ranks)
+
+
+def _where_absent(w: Whereabouts) -> str:
+    if w.status == "returned":
+        return "had returned"
+    return f"was at {w.line}" if w.line else "did not answer"
 
 
 def _cut_off(failure: Failure, ranks: list[Whereabouts]) -> RankError:

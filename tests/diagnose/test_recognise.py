@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_course import RankError, launch
+from ddp_course import RankError, RankPool, launch
 from ddp_course.diagnose.recognise import odd_one_out, recognise
 from ddp_course.groups import join_group, read_place
 from ddp_course.rendezvous import free_port, listen_on
@@ -139,12 +139,6 @@ def test_the_odd_one_out_needs_a_majority(calls, rank):
 # --- torch's own words, on ranks -------------------------------------------------------------------
 
 
-def in_detail(rank: int, world_size: int, mistake: str) -> None:
-    dist.set_debug_level(dist.DebugLevel.DETAIL)  # as TORCH_DISTRIBUTED_DEBUG=DETAIL does when torch is imported
-    join_group(read_place(), timeout_s=2)
-    MISTAKES[mistake](rank)  # and no barrier after it: a rank that skipped would be found there instead
-
-
 def skip(rank: int) -> None:
     for step in range(3):
         if (rank, step) != (1, 1):
@@ -152,60 +146,49 @@ def skip(rank: int) -> None:
 
 
 def swap(rank: int) -> None:
-    first, then = (dist.broadcast, dist.all_reduce) if rank == 1 else (dist.all_reduce, dist.broadcast)
-    for call in (first, then):
-        call(torch.ones(4), 0) if call is dist.broadcast else call(torch.ones(4))
+    calls = [lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0)]
+    for call in reversed(calls) if rank == 1 else calls:
+        call()
 
 
 def reshape(rank: int) -> None:
     dist.all_reduce(torch.ones(3 if rank == 1 else 4))
 
 
-def validate(rank: int) -> None:
-    dist.all_reduce(torch.ones(2))
-
-
 def validate_on_0(rank: int) -> None:
+    def validate():
+        dist.all_reduce(torch.ones(2))
+
     if rank == 0:
-        validate(rank)
-
-
-MISTAKES = {
-    "skipped-collective": skip,
-    "collective-order": swap,
-    "collective-shape": reshape,
-    "rank0-only-validation": validate_on_0,
-}
+        validate()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "mistake, rank",
+    "mistake, fault, rank",
     [
-        ("skipped-collective", 1),
-        ("collective-order", None),  # torch shows two ranks, and of two nobody can tell
-        ("collective-shape", None),
-        ("rank0-only-validation", 0),
+        (skip, "skipped-collective", 1),
+        (swap, "collective-order", None),  # torch shows two ranks, and of two nobody can tell
+        (reshape, "collective-shape", None),
+        (validate_on_0, "rank0-only-validation", 0),
     ],
 )
-def test_in_torchs_detail_mode(mistake, rank, nothing_left):
+def test_in_torchs_detail_mode(mistake, fault, rank, nothing_left):
     """torch compares every collective before it runs, so that other words come, and mostly sooner."""
-    with pytest.raises(RankError) as failed:
-        launch(in_detail, 3, (mistake,), init=False, start_method="forkserver", quiet=True, limit_s=20)
+
+    def in_detail(rank, world_size):
+        dist.set_debug_level(dist.DebugLevel.DETAIL)  # as TORCH_DISTRIBUTED_DEBUG=DETAIL does when torch is imported
+        join_group(read_place(), timeout_s=3)
+        mistake(rank)  # and no barrier after it: a rank that skipped would be found there instead
+
+    with RankPool(3, init=False, start_method="forkserver", quiet=True) as ranks:
+        ranks.run(lambda rank, world_size, mistake: None, (mistake,))  # imports this file, which takes long
+        with pytest.raises(RankError) as failed:
+            ranks.run(in_detail, limit_s=20)
     found = recognise(failed.value)
-    assert (found.fault, found.rank) == (mistake, rank), found.report
+    assert (found.fault, found.rank) == (fault, rank), found.report
     assert "monitoredBarrier" in found.report or "Detected mismatch" in found.report
-
-
-def start_by_torch_alone(rank: int, world_size: int, port: int, trouble: str) -> None:
-    if trouble == "nobody" and rank == 1:
-        return
-    port = port + 1 if trouble == "another port" and rank == 1 else port
-    size = world_size + (trouble == "another size" and rank == 1)
-    waits_longer = trouble == "another port" and rank == 0  # or both might lose patience, in either order
-    address, patience = f"tcp://127.0.0.1:{port}", datetime.timedelta(seconds=6 if waits_longer else 2)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=patience)
 
 
 @pytest.mark.slow
@@ -220,10 +203,19 @@ def start_by_torch_alone(rank: int, world_size: int, port: int, trouble: str) ->
     ],
 )
 def test_meeting_by_torch_alone(trouble, fault, rank, nothing_left):
+    def start_by_torch_alone(rank: int, world_size: int, port: int) -> None:
+        if trouble == "nobody" and rank == 1:
+            return
+        port = port + 1 if trouble == "another port" and rank == 1 else port
+        size = world_size + (trouble == "another size" and rank == 1)
+        waits_longer = trouble == "another port" and rank == 0  # or both might lose patience, in either order
+        address, patience = f"tcp://127.0.0.1:{port}", datetime.timedelta(seconds=6 if waits_longer else 2)
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=patience)
+
     settings = {"init": False, "start_method": "forkserver", "quiet": True, "limit_s": 10}
     with pytest.raises(RankError) as failed, listen_on() as other_job:
         port = other_job.getsockname()[1] if trouble == "taken" else free_port()
-        launch(start_by_torch_alone, 2, (port, trouble), **settings)
+        launch(start_by_torch_alone, 2, (port,), **settings)
     found = recognise(failed.value)
     assert (found.fault, found.rank) == (fault, rank), found.report
     assert fault or "counts more ranks than there are" in found.evidence

@@ -70,6 +70,7 @@ def watch(
         RankError: a rank could not start.
     """
     ranks = RankPool(world_size, init=init, timeout_s=timeout_s, start_method="forkserver", quiet=True)
+    ranks.run(_unpack, (program,))  # what it imports, a busy machine may need seconds for
     begin = time.monotonic()
     try:
         with ranks:
@@ -78,6 +79,10 @@ def watch(
     except RankError as error:
         found = recognise(error)
     return found.after(time.monotonic() - begin)
+
+
+def _unpack(rank: int, world_size: int, program: Callable) -> None:
+    """Receive a program, and do no more with it."""
 
 
 def returned(world_size: int) -> str:

@@ -60,8 +60,11 @@ def main(argv: list[str] | None = None) -> int:
     """Print the verdicts; return 1 if there is a problem, else 0."""
     options = read_options(argv)
     if options.rendezvous:
-        from ddp_course.diagnose import meeting  # needs torch
-
+        try:
+            from ddp_course.diagnose import meeting
+        except (ImportError, OSError, RuntimeError) as error:
+            print(f"a meeting needs a torch that works ({error}); run the doctor without --rendezvous", file=sys.stderr)
+            return 1
         return meeting.run(options.world_size, options.rendezvous, options.timeout, options.megabytes, options.json)
     verdicts = diagnose(gather_facts(options.checkpoint))
     print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2) if options.json else table(verdicts))

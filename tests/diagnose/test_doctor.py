@@ -455,6 +455,15 @@ def test_options_that_make_no_sense_are_refused(argv, capsys):
     assert refused.value.code == 2 and "error:" in capsys.readouterr().err
 
 
+def test_a_meeting_without_torch_is_refused_with_what_to_run_instead(monkeypatch, capsys):
+    from ddp_course import diagnose
+
+    monkeypatch.delattr(diagnose, "meeting", raising=False)
+    monkeypatch.setitem(sys.modules, "ddp_course.diagnose.meeting", None)  # what imports it then raises ImportError
+    assert doctor.main(["--world-size", "2", "--rendezvous", "127.0.0.1:29500"]) == 1
+    assert "run the doctor without --rendezvous" in capsys.readouterr().err
+
+
 def test_the_table_puts_the_cure_below_what_it_cures():
     lines = table(diagnose(replace(Facts(), loopback=None, cores=1))).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("PROBLEM  loopback"))

@@ -148,9 +148,9 @@ def test_the_end_that_rank_0_tells_is_told_by_all_and_rank_0_hears_that_they_hea
     thread = threading.Thread(target=wait)
     thread.start()
     Board(store, 0, 2, Clock(10)).tell_all(Verdict("pairs", "problem", "found this", "do that"))
+    assert store.add(f"{arrival.PREFIX}/left", 0) == 1  # rank 0 stayed until it was heard
     thread.join(10)
     assert [each.verdict for each in heard] == [Verdict("pairs", "problem", "found this", "do that")]
-    assert store.add(f"{arrival.PREFIX}/left", 0) == 1
 
 
 def test_rank_0_that_leaves_is_said():

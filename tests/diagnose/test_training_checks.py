@@ -55,6 +55,13 @@ def test_all_rows_on_every_rank_are_found_in_the_same_order_and_in_another():
         assert found.numbers == {"drawn": 270, "distinct": 90, "shard": 30} and "takes 3 times" in found.evidence
 
 
+def test_one_shared_row_more_than_padding_needs_is_found():
+    even, odd = list(range(0, 20, 2)), list(range(1, 20, 2))
+    assert only([RankFacts(rank=0, epochs=[even]), RankFacts(rank=1, epochs=[[*odd, 0]])]) is None
+    found = only([RankFacts(rank=0, epochs=[even]), RankFacts(rank=1, epochs=[[*odd, 0, 2]])])
+    assert found.numbers == {"drawn": 22, "distinct": 20, "shard": 10}
+
+
 def test_rows_that_a_rank_itself_draws_twice_are_drawn_with_replacement_on_purpose():
     with_replacement = [random.Random(rank).choices(range(40), k=40) for rank in range(2)]
     assert only([replace(f, epochs=[rows]) for f, rows in zip(ranks(2), with_replacement, strict=True)]) is None
@@ -121,6 +128,12 @@ def test_sum_over_count_is_right_also_in_float32_and_on_one_rank_only():
     assert only(with_means(mean(30.0, 10, 2.0), mean(10.0, 10, 2.0))) is None  # equal shards: both are the mean
 
 
+def test_a_difference_in_the_fourth_digit_is_found():
+    found = only(with_means(mean(1000.0, 1000, 1.1), mean(1188.0, 990, 1.1)))  # (1.0 + 1.2) / 2
+    assert found.fault == "mean-of-means" and found.numbers["right"] == pytest.approx(2188 / 1990)  # 1.0995
+    assert only(with_means(mean(1000.0, 1000, 1.0991), mean(1188.0, 990, None))).fault == "wrong-mean"
+
+
 def test_a_number_that_is_no_mean_at_all_is_wrong_too():
     found = only(with_means(mean(30.0, 10, 35 / 15), mean(5.0, 5, 1.0)))  # rank 1 reports its own
     assert (found.fault, found.rank, found.numbers["reported"]) == ("wrong-mean", 1, 1.0)
@@ -141,6 +154,7 @@ def test_a_rate_that_was_kept_is_found_and_every_common_rule_is_left_alone():
     assert rates(4, lr=0.2) is None  # square root
     assert rates(4, lr=0.1, local_batch=4) is None  # the global batch was kept
     assert rates(1, lr=0.1) is None
+    assert rates(1, lr=0.05, local_batch=8) is None  # half the batch, half the rate
     assert rates(4, lr=0.1, reference=None) is None
 
 

@@ -35,6 +35,7 @@ def ranks():
         yield pool
 
 
+@pytest.mark.slow  # twenty sets of ranks
 @pytest.mark.parametrize("name", SILENT)
 def test_provoked_it_alone_is_found_and_mended_nothing_is(name, nothing_left):
     broken = SILENT[name].provoke()
@@ -59,6 +60,7 @@ def healthy(rank, world_size, folder):
     return tiny.train(rank, world_size, folder, lr=tiny.REFERENCE.lr * world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_healthy_training_is_left_in_peace_by_one_rank_and_by_three(world_size):
     assert tiny.watch_training(healthy, world_size).fault is None
@@ -134,6 +136,7 @@ def test_loose_loading_of_wrapped_names_keeps_the_first_weights(tmp_path):
     assert not torch.equal(first["0.weight"], trained.state_dict()["0.weight"])
 
 
+@pytest.mark.slow
 def test_ranks_with_the_old_rate_are_one_process_on_the_whole_batch_and_fall_behind_the_reference():
     with RankPool(4, backend="gloo", start_method="forkserver", timeout_s=20, quiet=True) as four:
         losses = four.run(silent_model.rates_compared)

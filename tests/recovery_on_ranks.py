@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,12 +17,14 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from ddp_course import checkpoint_file
+from ddp_course import checkpoint_file, training_state
 from ddp_course import run as run_module
 from ddp_course import train as training
 from ddp_course.checkpoint import Checkpointer
 from ddp_course.data import Images
+from ddp_course.data.sampler import ShardSampler
 
 IN_A_STEP = ("reading", "trained", "counted")  # before the forward pass; before and after the step is agreed on
 IN_A_SAVE = ("write", "fsync", "replace", "replaced", "unlink")  # of rank 0
@@ -76,7 +77,8 @@ def draw_cases(number: int, seed: int, steps: dict[int, int]) -> list[Case]:
                 break
             deaths.append(draw_death(rng, world_size, first, steps[world_size], in_a_save=not deaths and i % 3 == 0))
             first = deaths[-1].step + 1
-        cases.append(Case(i, world_size, model, rng.randint(1, 5), bool(i % 2), rng.randint(1, 3), tuple(deaths)))
+        keep = 1 if deaths[0].place == "unlink" else rng.randint(1, 3)  # or nothing might ever be removed
+        cases.append(Case(i, world_size, model, rng.randint(1, 5), bool(i % 2), keep, tuple(deaths)))
     return cases
 
 
@@ -85,7 +87,7 @@ def draw_death(rng: random.Random, world_size: int, first: int, last: int, *, in
     if not in_a_save:
         rank = rng.randrange(world_size)
         return Death(rank, step, rng.choice(IN_A_STEP[:2] if step == last else IN_A_STEP))
-    place = rng.choice(IN_A_SAVE[:4] + WHILE_RANK_0_SAVES)
+    place = rng.choice(IN_A_SAVE + WHILE_RANK_0_SAVES)
     if place in WHILE_RANK_0_SAVES:
         return Death(rng.randrange(1, world_size), step, place)
     return Death(0, step, place, rng.randint(1, 40) if place == "write" else 1)
@@ -187,7 +189,7 @@ def watch_steps(journal: Journal, fate: Fate, images: tuple[Images, Images]) -> 
     def after_step(self: run_module.Run, *args: object) -> bool:
         nonlocal done
         done = self.step + 1
-        journal.note("step", done, rows=rows)
+        journal.note("step", done, rows=rows, loss=args[0].item())
         rows.clear()
         fate.at("trained", done)
         outcome = original(self, *args)
@@ -262,22 +264,16 @@ def watch_saves(journal: Journal, fate: Fate) -> list:
 
 def leave_out(what: str) -> list:
     """Break the recovery in one place."""
-    from ddp_course import checkpoint
-    from ddp_course.data.sampler import ShardSampler
-
     if what == "settled buckets":
         return [patch.object(training, "settle_buckets", lambda *_: None)]
     if what == "position":
         return [patch.object(ShardSampler, "advance", lambda self, rows: None)]
     if what == "random state":
-        return [patch.object(sys.modules["ddp_course.training_state"], "set_rng_state", lambda state: None)]
+        return [patch.object(training_state, "set_rng_state", lambda state: None)]
     if what == "own generator":
-        original = torch.utils.data.DataLoader
 
-        def loader(*args, generator=None, **options):
-            return original(*args, **options)
+        def loader(*args, generator=None, **options) -> DataLoader:
+            return DataLoader(*args, **options)
 
         return [patch.object(training, "DataLoader", loader)]
-    if what == "copy":
-        return [patch.object(checkpoint, "copied_to_cpu", lambda state: state)]
     return []

@@ -23,6 +23,7 @@ from ddp_course.diagnose.network import (
 from ddp_course.diagnose.verdict import Verdict
 
 LITTLE_SPACE_BYTES = 2**30
+MOST_SHOWN = 4  # a machine with containers has dozens of interfaces
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -65,7 +66,9 @@ def check_interfaces(facts: Facts) -> Verdict:
         return Verdict(name, "problem", found, f"export NCCL_SOCKET_IFNAME={good}")
     address = gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
     gloo = f"gloo would take {interface_of(address, facts.interfaces)} ({address})"
-    shown = "; ".join(f"{each.name} {' '.join(each.addresses)}" for each in facts.interfaces if each.addresses)
+    shown = [f"{each.name} {a}" for each in facts.interfaces if each.up for a in each.addresses if is_routable(a)]
+    more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
+    shown = f"{', '.join(shown[:MOST_SHOWN]) or 'loopback alone'}{more}"
     return Verdict(name, "ok", f"{shown}; {gloo}, NCCL {', '.join(chosen) or 'none'}")
 
 

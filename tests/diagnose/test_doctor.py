@@ -39,6 +39,7 @@ NCCL = {"nccl": "2.30.7", "nccl_wants": NCCL_WISH}
 FAR = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
 MIXED = {(0, 1): "SYS", (0, 2): "PIX", (1, 2): "SYS"}
 ALONE = (Interface("lo", ("127.0.0.1",), loopback=True),)
+DOZEN = tuple(Interface(f"v{n}", (f"10.0.1.{n}", "fe80::1")) for n in range(12))
 TAKEN = {"master_port_error": "in use"}
 AGENT = {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
@@ -125,6 +126,8 @@ PLANTED = [
     ("interfaces", {"environ": {"NCCL_SOCKET_IFNAME": "ib"}}, "problem", "NCCL_SOCKET_IFNAME=ib fits none", "=eth0"),
     ("interfaces", {"environ": {"NCCL_SOCKET_IFNAME": "eth"}}, "ok", "NCCL eth0", ""),
     ("interfaces", {"interfaces": ()}, "ok", "unknown", ""),
+    ("interfaces", {"interfaces": ALONE}, "ok", "loopback alone; gloo would take lo (127.0.0.1), NCCL lo", ""),
+    ("interfaces", {"interfaces": DOZEN}, "ok", "v0 10.0.1.0, v1 10.0.1.1, v2 10.0.1.2, v3 10.0.1.3 and 8 more", ""),
     ("host name", {}, "ok", "node-a is 10.0.0.5", ""),
     ("host name", {"host_addresses": ("127.0.1.1",)}, "warning", "would announce 127.0.1.1", "GLOO_SOCKET_IFNAME=eth0"),
     ("host name", {"host_addresses": ("10.9.9.9",)}, "warning", "which no interface here has", "mend /etc/hosts"),

@@ -176,9 +176,9 @@ def watch_training(
         return diagnosis(findings, seconds, ranks.run(harm, (Path(name),), limit_s=60.0)[0] if harm else "")
 
 
-def diagnosis(findings: list[Finding], seconds: float, measured: str = "") -> Diagnosis:
-    """Return the first finding as the diagnosis, and all of them in its report."""
-    report = "\n".join([*map(str, findings), *([measured] if measured else [])])
+def diagnosis(findings: list[Finding], seconds: float, harm: str = "") -> Diagnosis:
+    """Return the first finding as the diagnosis; its report holds what else was found, and what the fault costs."""
+    report = "\n".join([*map(str, findings[1:]), *([harm] if harm else [])])
     if not findings:
         return Diagnosis(None, None, "the observer found nothing wrong", seconds, report)
     return Diagnosis(findings[0].fault, findings[0].rank, findings[0].evidence, seconds, report)

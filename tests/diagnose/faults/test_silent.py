@@ -11,6 +11,7 @@ from ddp_course.diagnose.faults import silent_files, silent_model, silent_rows
 from ddp_course.diagnose.faults import tiny_training as tiny
 from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.diagnose.recognise import recognise
+from ddp_course.diagnose.training_facts import Finding
 
 pytestmark = pytest.mark.timeout(120)
 SILENT = {fault.name: fault for fault in (*silent_rows.FAULTS, *silent_files.FAULTS, *silent_model.FAULTS)}
@@ -39,12 +40,12 @@ def ranks():
 @pytest.mark.parametrize("name", SILENT)
 def test_provoked_it_alone_is_found_and_mended_nothing_is(name, nothing_left):
     broken = SILENT[name].provoke()
-    found = re.findall(r"^([a-z0-9-]+)(?: \(rank \d+\))?: ", broken.report, re.MULTILINE)
-    assert found == [name]  # no silent fault is taken for another
     assert (broken.fault, broken.rank) == (name, RANK.get(name))
+    others = re.findall(r"^([a-z0-9-]+)(?: \(rank \d+\))?: ", broken.report, re.MULTILINE)
+    assert others == []  # no silent fault is taken for another
     assert SAYS[name] in broken.evidence
     assert broken.seconds < 30  # milliseconds by itself; nothing here waits for a time limit
-    assert recognise(broken.report).fault is None  # nor for a loud one
+    assert recognise(f"{broken.evidence}\n{broken.report}").fault is None  # nor for a loud one
     mended = SILENT[name].mend()
     assert (mended.fault, mended.evidence) == (None, "the observer found nothing wrong")
 
@@ -104,6 +105,13 @@ def test_faults_that_come_together_are_all_found(ranks, tmp_path):
         "lr-not-scaled",
     ]
     assert ranks.run(six_at_once, (tmp_path,)) == [expected, expected]
+
+
+def test_the_first_finding_is_the_diagnosis_and_the_others_are_reported():
+    findings = [Finding("mean-of-means", None, "so much"), Finding("several-writers", 1, "so many")]
+    found = tiny.diagnosis(findings, 0.5, "What it costs.")
+    assert (found.fault, found.rank, found.evidence) == ("mean-of-means", None, "so much")
+    assert found.report == "several-writers (rank 1): so many\nWhat it costs."
 
 
 # --- What the faults cost is true ------------------------------------------------------------------

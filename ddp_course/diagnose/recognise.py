@@ -125,9 +125,9 @@ def sentence(pattern: str) -> Rule:
 
 
 def whereabouts(text: str) -> dict[int, str]:
-    """The lines under "Where the ranks were", by rank."""
+    """The lines under "Where the ranks were", by rank; torchrun may have written its own words before each line."""
     _, _, lines = text.partition("Where the ranks were:")
-    return {int(rank): line for rank, line in re.findall(r"^\s*rank (\d+)  (.*)$", lines, re.M)}
+    return {int(rank): line for rank, line in re.findall(r"^.*?\brank (\d+)  (.*)$", lines, re.M)}
 
 
 def only_rank_0(words: str) -> Rule:

@@ -1,6 +1,7 @@
 """What is read from a report: the words of launch, torch, gloo, NCCL, torchrun and mp.spawn."""
 
 import datetime
+import os
 
 import pytest
 import torch
@@ -105,6 +106,12 @@ def test_texts(text, fault, rank):
     assert (found.fault, found.rank, found.report) == (fault, rank, text)
 
 
+def test_a_log_of_torchruns_with_its_words_before_each_line():
+    log = "\n".join(f"[rank0]: {line}" for line in IN_THE_LOOP.splitlines())
+    found = recognise(f"W1121 13:00:01 torch/distributed/run.py:774\n{log}\nE1121 13:00:09 failed (exitcode: 124)")
+    assert (found.fault, found.rank) == ("rank0-only-validation", 0)
+
+
 @pytest.mark.parametrize(
     "text, word",
     [
@@ -204,6 +211,7 @@ def test_in_torchs_detail_mode(mistake, fault, rank, nothing_left):
 )
 def test_meeting_by_torch_alone(trouble, fault, rank, nothing_left):
     def start_by_torch_alone(rank: int, world_size: int, port: int) -> None:
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # with it, torch 2.11 lets nobody host a store
         if trouble == "nobody" and rank == 1:
             return
         port = port + 1 if trouble == "another port" and rank == 1 else port

@@ -8,6 +8,7 @@ from ddp_course.draw.failures import hang, ladder, lateness
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
+from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replicas import conditions, drift
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.statistics import combined_statistics, statistics_noise
@@ -16,6 +17,7 @@ from ddp_course.draw.timeline import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
 
 __all__ = [
+    "agents",
     "all_reduce",
     "bucket_plan",
     "bucket_sweep",
@@ -31,10 +33,12 @@ __all__ = [
     "halves",
     "hang",
     "ladder",
+    "killed_run",
     "landings",
     "lateness",
     "loss_curves",
     "losses",
+    "lost_time",
     "mean_weights",
     "message_rounds",
     "orders",

@@ -1,0 +1,172 @@
+"""What does a killed run lose, how often should it save, and who starts it again?
+
+Three pictures: a run that was killed and its resume beside the run that never stopped, step by step; the share of time
+lost against the distance between saves; and two nodes with their agents, the store where these meet, and their ranks.
+
+Read next: `overview.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    ALARM,
+    FAINT,
+    HEADING,
+    INK,
+    LABEL,
+    MUTED,
+    RANK_COLOURS,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    rank_colour,
+)
+
+DONE, AGAIN = RANK_COLOURS[0], RANK_COLOURS[2]  # steps that count; steps of the resumed run
+LEFT = 1.5  # inches for the names of the rows
+ENDS = {"killed": ("X", ALARM), "left": ("s", SHARED)}
+
+
+def killed_run(
+    steps: int, attempts: Sequence[tuple[int, int, str]], saves: Sequence[int], straight: str = "never stopped"
+) -> Figure:
+    """A run that stopped and went on, beside the run that never stopped; the axis counts steps, not seconds.
+
+    Args:
+        steps: of the whole run.
+        attempts: for each start, its first step, its last, and how it ended: "killed", "left" or "done".
+        saves: the steps whose checkpoints one of the attempts went on from, or could have.
+        straight: the name of the row of the run that never stopped.
+    """
+    rows = len(attempts) + 1
+    figure, ax = canvas(0.75 * rows + 0.95)
+    scale = (WIDTH - LEFT - 0.45) / steps
+    tops = [0.75 * (rows - 1 - row) + 0.6 for row in range(rows)]
+    label(ax, 0.1, tops[0] + 0.2, straight, align="left", bold=True)
+    _stretch(ax, 0, steps, tops[0], scale, DONE, f"{steps} steps")
+    for number, ((first, last, end), y) in enumerate(zip(attempts, tops[1:], strict=True)):
+        label(ax, 0.1, y + 0.2, f"start {number + 1}", align="left", bold=True)
+        kept = attempts[number + 1][0] if number + 1 < len(attempts) else last
+        _stretch(ax, first, min(kept, last), y, scale, AGAIN if number else DONE, f"{min(kept, last) - first}")
+        if kept < last:
+            _stretch(ax, kept, last, y, scale, ALARM, f"{last - kept}", dashed=True)
+        if end in ENDS:
+            mark, colour = ENDS[end]
+            ax.plot(LEFT + last * scale + 0.12, y + 0.2, mark, color=colour, markersize=9, zorder=6)
+        if number + 1 < len(attempts):
+            x = LEFT + kept * scale
+            arrow(ax, (x, y - 0.02), (x, tops[number + 2] + 0.46), colour=SHARED)
+        for save in saves:
+            if first < save <= last:
+                ax.plot(LEFT + save * scale, y + 0.52, "v", color=SHARED, markersize=6)
+    _killed_legend(ax, tops[0] + 0.72, any(end == "left" for *_, end in attempts))
+    label(ax, LEFT, 0.25, "step 0", size=SMALL, ink=MUTED, align="left")
+    label(ax, LEFT + steps * scale, 0.25, f"step {steps}", size=SMALL, ink=MUTED, align="right")
+    return figure
+
+
+def _stretch(
+    ax: Axes, first: int, last: int, y: float, scale: float, colour: str, text: str, dashed: bool = False
+) -> None:
+    width = (last - first) * scale
+    if width > 0.02:
+        fits = width > 0.1 * len(text) + 0.1
+        box(ax, LEFT + first * scale, y, width, 0.4, text if fits else "", colour=colour, dashed=dashed, size=SMALL)
+
+
+def _killed_legend(ax: Axes, y: float, left: bool) -> None:
+    marks = [("v", SHARED, "saved"), ("X", ALARM, "killed")] + [("s", SHARED, "left, saved")] * left
+    for place, (mark, colour, text) in enumerate(marks):
+        x = LEFT + 0.1 + 1.35 * place
+        ax.plot(x, y, mark, color=colour, markersize=8)
+        label(ax, x + 0.15, y, text, size=SMALL, align="left")
+    x = LEFT + 0.1 + 1.35 * len(marks)
+    box(ax, x - 0.08, y - 0.09, 0.26, 0.18, colour=ALARM, dashed=True)
+    label(ax, x + 0.28, y, "steps done twice", size=SMALL, align="left")
+
+
+def lost_time(
+    distances: Sequence[float],
+    saving: Sequence[float],
+    repeating: Sequence[float],
+    tried: Sequence[tuple[float, float]],
+    best: float,
+) -> Figure:
+    """The share of the time that is lost, against the steps between two saves, both on logarithmic axes.
+
+    Args:
+        distances: steps between two saves.
+        saving, repeating: the share lost at each of them, by saving, and by failures (work done again, restarts).
+        tried: (distance, share) of runs that were tried out with failures at random moments.
+        best: the distance by Young's formula.
+    """
+    figure, ax = chart(3.4)
+    total = [a + b for a, b in zip(saving, repeating, strict=True)]
+    ax.plot(distances, saving, color=RANK_COLOURS[1], linewidth=1.6, linestyle="--", label="by saving")
+    ax.plot(distances, repeating, color=RANK_COLOURS[3], linewidth=1.6, linestyle=":", label="by failures")
+    ax.plot(distances, total, color=DONE, linewidth=2.2, label="both, by the formula")
+    ax.plot(*zip(*tried, strict=True), "o", color=INK, markersize=5, label="tried out")
+    ax.set(xscale="log", yscale="log")
+    ax.set_ylim(min(total) / 4, max(total) * 2)
+    ax.axvline(best, color=SHARED, linewidth=1)
+    ax.annotate(f"best: {best:.0f} steps", (best, max(total) * 1.3), (6, 0), textcoords="offset points",
+                color=INK, fontsize=LABEL, va="center")  # fmt: skip
+    ax.set_xlabel("steps between two saves", color=MUTED, fontsize=LABEL)
+    ax.set_ylabel("share of the time lost", color=MUTED, fontsize=LABEL)
+    ax.legend(frameon=False, fontsize=SMALL, loc="lower left")
+    return figure
+
+
+def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> Figure:
+    """The nodes of an elastic job: on each an agent and its ranks; the agents meet at one store.
+
+    Args:
+        dead: a node that is gone; it is drawn in the colour of an alarm, and the others are numbered anew.
+    """
+    figure, ax = canvas(4.1)
+    width = (WIDTH - 0.2) / nodes
+    store = (WIDTH / 2 - 1.6, 3.35)
+    box(ax, *store, 3.2, 0.5, "rendezvous: a store, HOST:PORT", bold=True)
+    first_rank = 0
+    for node in range(nodes):
+        x, alive = 0.1 + node * width, node != dead
+        colour = SHARED if alive else ALARM
+        box(ax, x + 0.05, 0.1, width - 0.1, 2.55, colour=FAINT if alive else ALARM, fill=not alive, dashed=not alive)
+        title = f"node {node}" if alive else f"node {node}: gone"
+        label(ax, x + 0.2, 2.43, title, bold=True, size=HEADING, align="left", ink=INK if alive else ALARM)
+        middle = x + width / 2
+        box(ax, middle - 1.05, 1.6, 2.1, 0.55, "agent (torchrun)", colour=colour, dashed=not alive)
+        if alive:
+            _meets(ax, middle, store[0] + 1.6 + (middle - WIDTH / 2) * 0.4)
+        for local in range(ranks_per_node):
+            _rank(ax, x, width, local, ranks_per_node, first_rank + local if alive else None)
+        first_rank += ranks_per_node if alive else 0
+    if dead is None:
+        label(ax, 0.15, 3.6, "who is there?", ink=MUTED, size=SMALL, align="left")
+    else:
+        label(ax, 0.15, 3.6, f"world size {first_rank}", bold=True, align="left")
+    return figure
+
+
+def _meets(ax: Axes, x: float, at: float) -> None:
+    arrow(ax, (x, 2.17), (at, 3.33), colour=SHARED, both_ways=True)
+
+
+def _rank(ax: Axes, x: float, width: float, local: int, count: int, rank: int | None) -> None:
+    column = (width - 0.4) / count
+    left, middle = x + 0.2 + local * column, x + width / 2
+    colour = ALARM if rank is None else rank_colour(rank)
+    text = f"RANK {rank}\nLOCAL_RANK {local}" if rank is not None else "-"
+    box(ax, left + 0.05, 0.3, column - 0.1, 0.7, text, colour=colour, size=SMALL, dashed=rank is None)
+    if rank is not None:
+        arrow(ax, (middle + 0.4 * (local - (count - 1) / 2), 1.58), (left + column / 2, 1.02), colour=colour)

@@ -51,7 +51,8 @@ class Cadence:
         steps: save whenever the number of the step is a multiple of this; 0: never.
         seconds: save when rank 0's clock says that this much time has passed since the last time; 0: never.
         timeout_s: how long a rank waits for the others' answers.
-    Collective: one new_group when made, one small all_reduce on it for each `next`; every rank of the default group.
+    Collective: one new_group when made, one small all_reduce on it for each `next`, one barrier in `finish`; every
+        rank of the default group.
     """
 
     def __init__(self, steps: int = 0, seconds: float = 0.0, timeout_s: float = 60.0) -> None:
@@ -77,8 +78,15 @@ class Cadence:
         return wish
 
     def finish(self) -> None:
-        """Wait for the last answer. For the good path only; after an error nobody may answer any more."""
+        """Wait for the last answer, and close the group: a process may train many times, and each has a group.
+
+        For the good path only; after an error nobody may answer any more.
+
+        Collective: one barrier of the default group, or a fast rank would close what another still reads from.
+        """
         self._answer()
+        dist.barrier()
+        dist.destroy_process_group(self._group)
 
     def _ask(self) -> None:
         saves = self._saves

@@ -51,9 +51,10 @@ class Run:
         self.epoch = self.step = self.first_epoch = self.first_step = 0
         self.losses: list[float] = []  # of the epochs behind us, over all ranks
         self.accuracies: list[float] = []
-        self.own_losses: list[float | None] = []  # this rank's; None for epochs of another number of ranks
+        self.own_losses: list[float | None] = []  # this rank's; None for epochs that other ranks began
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=my_device())  # of this epoch, on this rank
         self.rows = 0
+        self.mixed = False  # whether other ranks' part of this epoch is in rank 0's sum
         self.stopping = False  # a signal asked for it
         self.bar = progress_bar(0, shown=False)  # `train` puts its own here
         self.notes: list[str] = []  # what was done otherwise than asked for
@@ -99,8 +100,8 @@ class Run:
         """
         self.losses.append(loss)
         self.accuracies.append(accuracy)
-        self.own_losses.append(self.own_loss_sum() / self.rows)
-        self.epoch, self.rows = self.epoch + 1, 0
+        self.own_losses.append(None if self.mixed else self.own_loss_sum() / self.rows)
+        self.epoch, self.rows, self.mixed = self.epoch + 1, 0, False
         self.loss_sum.zero_()
         if self.checkpoints:
             self.save()
@@ -116,7 +117,7 @@ class Run:
     def finish(self) -> None:
         """Wait until everything is on the disk. For the good path only.
 
-        Collective: one all_reduce and one broadcast_object_list, if there is a checkpoint folder.
+        Collective: one all_reduce, one barrier and one broadcast_object_list, if there is a checkpoint folder.
         """
         if self.checkpoints:
             self.cadence.finish()
@@ -129,7 +130,7 @@ class Run:
 
         Collective: those of `capture_state` and of the `Checkpointer`.
         """
-        own = {"loss_sum": self.own_loss_sum(), "rows": self.rows, "own_losses": self.own_losses}
+        own = {"loss_sum": self.own_loss_sum(), "rows": self.rows, "own_losses": self.own_losses, "mixed": self.mixed}
         extra = {"config": asdict(self.config), "losses": self.losses, "accuracies": self.accuracies}
         place = {"step": self.step, "epoch": self.epoch, "sampler": self.sampler}
         state = capture_state(self.model, self.optimizer, **place, extra=extra, own=own)
@@ -161,8 +162,8 @@ class Run:
         else:  # the sums of the ranks that were go to rank 0, so that the epoch's mean is still over all its rows
             totals = {name: sum(own[name] for own in owns) for name in ("loss_sum", "rows")}
             mine = totals if self.rank == 0 else {"loss_sum": 0.0, "rows": 0}
-            mine["own_losses"] = [None] * len(self.losses)
-        self.own_losses, self.rows = mine["own_losses"], mine["rows"]
+            mine |= {"own_losses": [None] * len(self.losses), "mixed": totals["rows"] > 0}
+        self.own_losses, self.rows, self.mixed = mine["own_losses"], mine["rows"], mine["mixed"]
         self.loss_sum.fill_(mine["loss_sum"])
 
 

@@ -1,6 +1,7 @@
 """All ranks come to the same answer, whoever got the signal and whosever clock rang; and no signal is lost."""
 
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -8,6 +9,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from ddp_course import launch
 from ddp_course.cadence import Cadence, Wish
 
 pytestmark = pytest.mark.timeout(60)
@@ -102,15 +104,36 @@ def test_outside_the_main_thread_there_are_no_handlers_and_the_rest_works(two_ra
     assert two_ranks.run(in_another_thread) == [[True, GO_ON, SAVE]] * 2
 
 
-def the_group(rank: int, world_size: int) -> tuple:
-    cadence = Cadence(timeout_s=7)
-    group = cadence._group
-    cadence.finish()
-    return dist.get_backend(group), group._get_backend(dist.group.WORLD._device_types[0]).options._timeout.seconds
+def thirty_runs(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Return the numbers of threads and of open files after one, and after thirty more."""
+    found = []
+    for runs in (1, 30):
+        for _ in range(runs):
+            wishes(rank, world_size, {}, steps=1)
+        found.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+    return found
 
 
-def test_the_group_is_gloo_with_a_time_limit_of_its_own(two_ranks):
-    assert two_ranks.run(the_group) == [("gloo", 7)] * 2
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs Linux's /proc")
+def test_a_process_may_train_many_times_and_nothing_piles_up(two_ranks):
+    for once, again in two_ranks.run(thirty_runs):
+        assert [after <= before + 2 for before, after in zip(once, again, strict=True)] == [True, True], (once, again)
+
+
+def never_answered(rank: int, world_size: int) -> str:
+    if rank == 0:
+        Cadence(timeout_s=1)
+        return ""
+    cadence = Cadence(timeout_s=1)
+    try:
+        cadence.next(1), cadence.next(2)  # rank 0 answered once, when it was made
+    except RuntimeError as error:
+        return str(error).lower()
+
+
+def test_who_is_not_answered_waits_no_longer_than_it_was_told():
+    _, said = launch(never_answered, 2, start_method="forkserver", timeout_s=20, quiet=True)
+    assert "1000ms" in said.replace(" ", ""), said
 
 
 # --- One process -----------------------------------------------------------------------------------

@@ -180,10 +180,10 @@ def test_resumed_by_another_number_of_ranks_no_row_of_the_epoch_is_lost_or_seen_
     before, after, background, tmp_path
 ):
     config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True, save_every=2, background=background)
-    rank_ended(config, before, tmp_path / "first", Death(before - 1, 4, "trained"))
+    rank_ended(config, before, tmp_path / "first", Death(0, 4, "replaced"))  # the file of step 4 is there
     results = start(after, config, tmp_path / "second")
     went_on_at, n = results[0].first_step, len(images()[0])
-    assert went_on_at == 2  # steps 1 to 3 were done, and every second one is saved
+    assert went_on_at == 4
     order = list(DistributedSampler(range(n), 1, 0, seed=TINY.seed))
     left = n - went_on_at * TINY.local_batch * before
     epoch_ends = went_on_at + steps_of(left, after)
@@ -196,6 +196,7 @@ def test_resumed_by_another_number_of_ranks_no_row_of_the_epoch_is_lost_or_seen_
     loss = sum(note["loss"] * len(note["rows"]) for note in first + second) / seen.total()
     assert results[0].losses[0] == pytest.approx(loss, rel=1e-6)
     assert {result.checksum for result in results} == {results[0].checksum}
+    assert [result.own_losses[0] for result in results] == [None] * after and None not in results[0].own_losses[1:]
     assert {tuple(result.losses) for result in results} == {tuple(results[0].losses)}
 
     for rank, by_step in enumerate(rows_by_step(tmp_path / "second", after, epoch_ends)):

@@ -27,6 +27,7 @@ from ddp_course.checkpoint import CheckpointError
 from ddp_course.data import DatasetError
 from ddp_course.groups import process_group, read_place
 from ddp_course.launch import RankError, RankPool
+from ddp_course.launch.watchdog import Watchdog
 from ddp_course.train import Config, Result, train
 
 STOPPED = 128 + signal.SIGTERM
@@ -136,7 +137,8 @@ def join_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
         raise ValueError(
             f"--world-size {options.world_size}, but the launcher has started {expected} ranks; leave it out"
         )
-    with process_group(backend=options.backend, timeout_s=config.timeout_s) as place:
+    watchdog = Watchdog(config.hang_report) if config.hang_report else nullcontext()
+    with process_group(backend=options.backend, timeout_s=config.timeout_s) as place, watchdog:
         result = started(place.rank, place.world_size, config)
         results = [None] * place.world_size if place.rank == 0 else None
         dist.gather_object(result, results)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from ddp_course.train import Config, Result, checksum, evaluate, share_buffers, 
 pytestmark = pytest.mark.timeout(180)
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[1]
 QUICK = Config(epochs=2, hidden=32, progress=False)
 EXACT = replace(QUICK, dtype="float64", local_batch=32)  # 719 rows on a rank: 22 batches of 32, one of 15
 
@@ -305,3 +307,28 @@ def test_every_starter_trains_the_same_bits(ranks, starter, two_cores):
     for result in found + expected:
         del result["seconds"]
     assert found == expected
+
+
+HANGS_ON_RANK_1 = """
+import os, sys, time
+from ddp_course.run import Run
+from ddp_course.train import main
+
+if os.environ["RANK"] == "1":
+    Run.after_step = lambda self, loss, rows: time.sleep(60)  # never comes
+sys.exit(main(["--epochs=1", "--backend=gloo", "--no-progress", "--hang-report=2"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_hang_under_torchrun_is_reported_with_the_rank_and_its_line(tmp_path):
+    program = tmp_path / "hangs.py"
+    program.write_text(HANGS_ON_RANK_1)
+    done = subprocess.run(
+        [sys.executable, "-m", *TORCHRUN, str(program)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == 1
+    # The first thing that rank 0 does alone: DDP plans its buckets anew, and rank 0 tells how.
+    assert "rank 1 never entered broadcast #5 " in done.stderr and "the others waited 2 s" in done.stderr
+    assert "rank 1 was at hangs.py, line 7, in <lambda>: Run.after_step = " in done.stderr
+    assert done.stderr.count("Where the ranks were:") == 1

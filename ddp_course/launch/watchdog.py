@@ -52,6 +52,10 @@ class Watchdog:
     Make it before the process group is opened, for torch then records no more than is needed, and enter it once the
     group is open: the report counts collectives from there.
 
+    A rank that holds the interpreter cannot answer; a neighbour on its host tells its line, from what faulthandler
+    wrote. Without a neighbour, faulthandler writes to that rank's own stderr. The watchdog takes
+    `faulthandler.dump_traceback_later` for this, of which a process has one.
+
     Args:
         timeout_s: how long a rank may wait in one collective, in seconds.
     Raises:
@@ -129,6 +133,8 @@ class Watchdog:
     def rearm(self) -> None:
         """Put off the dump of this rank's stacks. It is written only while Python's threads cannot run."""
         faulthandler.cancel_dump_traceback_later()
+        if self.place.local_world_size == 1:  # no neighbour to read a file: all it can do is to say it itself, once
+            return faulthandler.dump_traceback_later(self.timeout_s + SETTLE_S, file=2)
         if os.fstat(self.stacks.fileno()).st_size:
             self.stacks.truncate(0)
         faulthandler.dump_traceback_later(min(5.0, max(1.0, self.timeout_s / 2)), repeat=True, file=self.stacks)

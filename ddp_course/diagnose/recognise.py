@@ -162,7 +162,7 @@ def calls_that_differ(text: str) -> dict[int, str]:
 def odd_one_out(calls: dict[int, str]) -> int | None:
     """The one rank whose call differs, when all the others agree; of two ranks nobody can tell."""
     alone = [rank for rank, call in calls.items() if list(calls.values()).count(call) == 1]
-    return alone[0] if len(alone) == 1 < len(calls) - 1 else None
+    return alone[0] if len(alone) == 1 else None
 
 
 def differing(same_operation: bool) -> Rule:

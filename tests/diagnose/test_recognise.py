@@ -50,6 +50,20 @@ Where the ranks were:
   rank 0  gave up in all_reduce #9; train.py, line 9, in train: loss.backward()
   rank 1  was running; last collective all_reduce #8; train.py, line 8, in train: while busy():"""
 
+RAN_OUT = """rank 2 never entered all_reduce #9; the others waited 5 s
+  rank 2 had returned
+
+Where the ranks were:
+  rank 0  gave up in all_reduce #9; train.py, line 9, in train: loss.backward()
+  rank 1  gave up in all_reduce #9; train.py, line 9, in train: loss.backward()
+  rank 2  had returned"""
+
+BESIDE_A_QUEUE = """rank 1 of 2 raised KeyError: 'label'
+
+Where the ranks were:
+  rank 0  was running; train.py, line 5, in feed: batch = queue.get()
+  rank 1  raised KeyError; train.py, line 9, in train: row["label"]"""
+
 TORCHRUN = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
 train.py FAILED
@@ -89,6 +103,8 @@ PREFIX += 'Unexpected key(s) in state_dict: "module.a.weight".'
         (ALL_SAVE, "skipped-collective", 1),  # every rank is in save: no branch of rank 0
         (TOLD_BY_A_COMMENT, "skipped-collective", 1),  # a comment proves nothing
         (FOREVER, "skipped-collective", 1),  # in backward too, but nobody has run out of batches
+        (RAN_OUT, "uneven-inputs", 2),
+        (BESIDE_A_QUEUE, "one-rank-raises", 1),
         (TORCHRUN, "one-rank-raises", 3),
         (SPAWNED, "one-rank-raises", 2),
         (NO_SHM, "nccl-in-docker", None),

@@ -40,6 +40,11 @@ def test_ranks_that_are_late_in_turns_are_not_stragglers():
     assert found.fault is None and "came last to 3 of 9" in found.evidence
 
 
+def test_a_rank_that_is_late_in_every_other_step_is_not_named():
+    late = [step * 50 + (30 if step % 2 == 0 else -30) for step in range(9)]
+    assert find_straggler([record(steps(0, 9)), record(late)]).fault is None
+
+
 def test_one_late_step_does_not_make_a_straggler():
     late = steps(0)
     late[4] += 500

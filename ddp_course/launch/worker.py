@@ -87,6 +87,8 @@ def _write_to_own_files(rank: int, folder: str) -> None:
 
 
 def _set_environment(rank: int, settings: Settings) -> None:
+    for name in os.environ.keys() - settings.environ.keys():
+        del os.environ[name]  # of the time when the fork server started
     os.environ.update(settings.environ)
     for name, value in {"RANK": rank, "LOCAL_RANK": rank}.items():
         os.environ[name] = str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -53,6 +54,18 @@ def test_environment_is_what_torchrun_would_set(monkeypatch):
     assert all(p["MASTER_ADDR"] == "127.0.0.1" and p["up"] is False for p in places)
     late = launch(lambda r, w: __import__("os").environ["SET_LATE"], 1, start_method="forkserver", quiet=True)
     assert late == ["after the fork server started"]
+
+
+def names_before_and_after():
+    os.environ["GONE_LATER"] = "known to the fork server"
+    before = launch(lambda r, w: "GONE_LATER" in __import__("os").environ, 1, start_method="forkserver", quiet=True)
+    del os.environ["GONE_LATER"]
+    return before + launch(lambda r, w: "GONE_LATER" in __import__("os").environ, 1, start_method="forkserver")
+
+
+def test_a_variable_that_was_removed_is_not_in_the_ranks():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:  # its fork server is a new one
+        assert child.submit(names_before_and_after).result() == [True, False]
 
 
 def test_function_may_open_its_own_group_from_the_environment():

@@ -1,19 +1,15 @@
-"""Machines for the tests of the meeting: processes, each in a network namespace of its own where that is allowed."""
+"""Machines for the tests of the meeting: processes, each on a host of its own where that is allowed."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import multiprocessing
 import os
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +17,6 @@ from ddp_course.diagnose import arrival, doctor, meeting
 from ddp_course.launch.processes import _PRELOADED
 
 NEW_NET, NEW_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET and CLONE_NEWUTS
-NETWORK = "10.77.0"
 
 
 @dataclass
@@ -52,7 +47,7 @@ class Machine:
     """One run of the doctor."""
 
     options: list[str]
-    namespace: str | None = None
+    namespace: str | None = None  # the host's, see tests/cluster/hosts.py
     name: str | None = None  # its host name
     environ: dict[str, str] = field(default_factory=dict)
     stuck: bool = False  # as in a call into compiled code that never returns
@@ -108,48 +103,3 @@ def _be(machine: Machine, output: str) -> None:
 def _must(result: int) -> None:
     if result:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def why_no_namespaces() -> str:
-    """Return why this machine cannot build network namespaces, or nothing."""
-    if sys.platform != "linux":
-        return "network namespaces are Linux's"
-    if os.geteuid() != 0:
-        return "building network namespaces needs root"
-    if shutil.which("ip") is None:
-        return "building network namespaces needs `ip`, of the package iproute2"
-    try:
-        with hosts(1):
-            return ""
-    except subprocess.CalledProcessError as error:
-        return f"network namespaces cannot be built here: {error.stderr.strip()}"
-
-
-@contextlib.contextmanager
-def hosts(count: int) -> Iterator[list[str]]:
-    """Build `count` namespaces on one switch; number n, from 1 on, has 10.77.0.n on its eth0. Nothing outside sees it.
-
-    Yields:
-        The namespaces' names.
-    """
-    stem = f"doctor{os.getpid()}"
-    switch, names = f"{stem}-s", [f"{stem}-{number}" for number in range(1, count + 1)]
-    try:
-        ip("netns", "add", switch)
-        ip("-n", switch, "link", "add", "br0", "type", "bridge")
-        ip("-n", switch, "link", "set", "br0", "up")
-        for number, name in enumerate(names, 1):
-            ip("netns", "add", name)
-            ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"port{number}", "netns", switch)
-            ip("-n", switch, "link", "set", f"port{number}", "master", "br0", "up")
-            ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
-            for interface in ("lo", "eth0"):
-                ip("-n", name, "link", "set", interface, "up")
-        yield names
-    finally:
-        for name in (switch, *names):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)

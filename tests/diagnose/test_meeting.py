@@ -19,6 +19,7 @@ from ddp_course.diagnose.board import Board, as_guests
 from ddp_course.diagnose.pairs import Doorbell, Guest
 from ddp_course.diagnose.verdict import Problem, Verdict
 from ddp_course.rendezvous import agent_store, free_port, listen_on
+from tests.cluster.hosts import NETWORK, Hosts, ip, why_not
 from tests.diagnose import machines
 from tests.diagnose.machines import Machine
 
@@ -353,16 +354,16 @@ def listeners(pid: int) -> set[str]:
 
 @pytest.fixture(scope="module")
 def three():
-    """Three hosts on a switch, 10.77.0.1 to .3."""
-    if reason := machines.why_no_namespaces():
+    """Three hosts on a switch, with the addresses .1 to .3."""
+    if reason := why_not():
         pytest.skip(reason)
-    with machines.hosts(3) as names:
-        yield names
+    with Hosts(3) as hosts:
+        yield hosts.names
 
 
 def at(hosts: list[str], port: int, timeout_s: float = 15.0, **environ: dict[str, str]) -> list[Machine]:
     """One machine on each host, called node-1 and so on; the first owns the meeting's address."""
-    options = line(3, f"{machines.NETWORK}.1", port, timeout_s)
+    options = line(3, f"{NETWORK}1", port, timeout_s)
     return [Machine(options, host, f"node-{n}", environ.get(f"node_{n}", {})) for n, host in enumerate(hosts, 1)]
 
 
@@ -373,9 +374,9 @@ def test_three_hosts_meet_over_their_own_addresses(tmp_path, three):
     assert told[0].report["rank"] == 0  # it owns the address
     for each in told:
         assert {m["host"]: m["address"] for m in each.report["machines"]} == {
-            "node-1": "10.77.0.1",
-            "node-2": "10.77.0.2",
-            "node-3": "10.77.0.3",
+            "node-1": f"{NETWORK}1",
+            "node-2": f"{NETWORK}2",
+            "node-3": f"{NETWORK}3",
         }
         assert {m["interface"] for m in each.report["machines"]} == {"eth0"}
         assert each.verdicts["all_reduce"]["state"] == "ok"
@@ -388,30 +389,30 @@ def test_three_hosts_meet_over_their_own_addresses(tmp_path, three):
 
 @pytest.mark.cluster
 def test_a_host_whose_cable_is_out_is_missing_and_says_that_it_has_no_way(tmp_path, three):
-    machines.ip("-n", three[2], "link", "set", "eth0", "down")
+    ip("-n", three[2], "link", "set", "eth0", "down")
     try:
         told = machines.run(at(three, 29501, 3), tmp_path)
     finally:
-        machines.ip("-n", three[2], "link", "set", "eth0", "up")
+        ip("-n", three[2], "link", "set", "eth0", "up")
     assert [each.status for each in told] == [1, 1, 1], told
     for each in told[:2]:
         assert each.problem["found"].endswith("missing: rank 2")
-        assert "rank 0 (node-1, 10.77.0.1); rank 1 (node-2, 10.77.0.2)" in each.problem["cure"]
-    assert (told[2].problem["name"], told[2].problem["found"]) == ("route", "node-3 has no way to 10.77.0.1")
+        assert f"rank 0 (node-1, {NETWORK}1); rank 1 (node-2, {NETWORK}2)" in each.problem["cure"]
+    assert (told[2].problem["name"], told[2].problem["found"]) == ("route", f"node-3 has no way to {NETWORK}1")
 
 
 @pytest.mark.cluster
 def test_a_pair_that_a_firewall_parts_is_named_before_gloo_would_hang(tmp_path, three):
-    machines.ip("-n", three[1], "route", "add", "blackhole", f"{machines.NETWORK}.3/32")
+    ip("-n", three[1], "route", "add", "blackhole", f"{NETWORK}3/32")
     try:
         told = machines.run(at(three, 29502), tmp_path)
     finally:
-        machines.ip("-n", three[1], "route", "del", "blackhole", f"{machines.NETWORK}.3/32")
+        ip("-n", three[1], "route", "del", "blackhole", f"{NETWORK}3/32")
     assert [each.status for each in told] == [1, 1, 1], told
     found = told[0].problem["found"]
     assert {each.problem["found"] for each in told} == {found}  # all tell the same
     ranks = {m["host"]: rank for rank, m in enumerate(told[0].report["machines"])}
-    two, three_ = f"rank {ranks['node-2']} (node-2, 10.77.0.2)", f"rank {ranks['node-3']} (node-3, 10.77.0.3)"
+    two, three_ = f"rank {ranks['node-2']} (node-2, {NETWORK}2)", f"rank {ranks['node-3']} (node-3, {NETWORK}3)"
     assert f"{three_} cannot be reached from {two}: no way there: a route that drops" in found
     assert f"{two} cannot be reached from {three_}: no answer within 3 s" in found
     assert "node-1" not in found
@@ -433,7 +434,7 @@ def test_a_host_with_an_interface_that_is_not_there_says_which_there_are(tmp_pat
 
 @pytest.mark.cluster
 def test_a_meeting_whose_machine_is_not_there_is_given_up_within_the_limit(tmp_path, three):
-    options = line(2, f"{machines.NETWORK}.9", 29505, 2)
+    options = line(2, f"{NETWORK}9", 29505, 2)
     (told,) = machines.run([Machine(options, three[0], "node-1")], tmp_path)
-    assert told.problem["found"].startswith("nobody opened the meeting at 10.77.0.9:29505 in 2 s: no ")
-    assert "this machine (node-1) has eth0 10.77.0.1" in told.problem["cure"]
+    assert told.problem["found"].startswith(f"nobody opened the meeting at {NETWORK}9:29505 in 2 s: no ")
+    assert f"this machine (node-1) has eth0 {NETWORK}1" in told.problem["cure"]

@@ -32,7 +32,9 @@ HOLE = re.compile(r"@([a-z_]+)@")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # short: Kubernetes adds to it, and stops at 63
 QUANTITY = re.compile(r"[1-9][0-9]*(Ki|Mi|Gi|Ti)")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
-TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d{2})(?::(\d{2}))?")  # as SLURM has it, but never minutes alone
+# To SLURM 1:30 is a minute and a half; to most people, and here, an hour and a half. So the form gets all four parts.
+TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?")
+START_S = 300  # to start the ranks, and to get somewhere; SLURM may send its signal a minute early
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -177,12 +179,14 @@ def common_values(options: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
     if options.ranks_per_node is not None and (options.gpus_per_node or options.ranks_per_node < 1):
         raise ValueError("--ranks-per-node is for nodes without GPUs (--gpus-per-node 0), and at least 1")
-    if seconds_of(options.time) <= options.grace:
-        raise ValueError(f"--time {options.time} is over before the --grace of {options.grace} s has begun")
+    if seconds_of(options.time) < options.grace + START_S:
+        raise ValueError(
+            f"--time {options.time} must be {START_S} s more than the --grace of {options.grace} s at least"
+        )
     return {
         "file": Path(options.output).name if options.output and "\n" not in options.output else "FILE",
         "name": options.name,
-        "time": options.time,
+        "time": in_full(seconds_of(options.time)),
         "grace": options.grace,
         "save": options.grace - 10,  # the agent's own end takes a moment
         "ranks": options.gpus_per_node or options.ranks_per_node or 1,
@@ -224,10 +228,16 @@ def nodes_of(text: str) -> tuple[int, int]:
 
 
 def seconds_of(text: str) -> int:
-    """Return the length of a time in SLURM's notation."""
+    """Return the length of a time."""
     check("time", text, TIME, "[DAYS-]HOURS:MINUTES[:SECONDS], such as 4:00:00")
     days, hours, minutes, seconds = (int(part or 0) for part in TIME.fullmatch(text).groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def in_full(seconds: int) -> str:
+    """Return a time as SLURM reads it in one way only."""
+    minutes, hours = seconds // 60, seconds // 3600
+    return f"{hours // 24}-{hours % 24:02}:{minutes % 60:02}:{seconds % 60:02}"
 
 
 if __name__ == "__main__":

@@ -61,6 +61,11 @@ def test_the_script_asks_for_what_was_said(capsys):
     assert not any(line.startswith("#SBATCH") for line in lines[next(i for i, x in enumerate(lines) if x[0] != "#") :])
 
 
+@pytest.mark.parametrize("time, full", [("1:30", "0-01:30:00"), ("100:00:05", "4-04:00:05"), ("2-00:07", "2-00:07:00")])
+def test_a_time_means_the_same_to_slurm(capsys, time, full):
+    assert f"#SBATCH --time={full}\n" in written(capsys, *SLURM, "--time", time)
+
+
 def test_nodes_without_gpus_are_not_asked_for_any(capsys):
     text = written(capsys, *SLURM, "--gpus-per-node", "0", "--ranks-per-node", "2")
     assert "gpus" not in text and "--nproc-per-node=2" in text
@@ -164,7 +169,7 @@ def test_the_operator_knows_every_field(capsys):
         ([*SLURM, "--name", "x\n#SBATCH --uid=0"], "--name"),
         ([*SLURM, "--account", "x --uid=0"], "--account 'x --uid=0': expected"),
         ([*SLURM, "--time", "90"], r"--time '90': expected [DAYS-]HOURS:MINUTES[:SECONDS]"),
-        ([*SLURM, "--time", "0:01"], "is over before the --grace of 120 s has begun"),
+        ([*SLURM, "--time", "0:06"], "must be 300 s more than the --grace of 120 s"),
         ([*SLURM, "--gpus-per-node", "2", "--ranks-per-node", "2"], "for nodes without GPUs"),
         ([*SLURM, "--gpus-per-node", "-1"], "--gpus-per-node -1: must be at least 0"),
         ([*SLURM, "--image", "x"], "--image is for --k8s only"),

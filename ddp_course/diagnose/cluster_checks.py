@@ -80,17 +80,19 @@ def check_host_name(facts: Facts) -> Verdict:
         why = "an interface was named" if routable else "this machine has no network"
         return Verdict(name, "ok", f"{resolved if facts.host_addresses else facts.host_name}; not needed, {why}")
     good = interface_of(routable[0], facts.interfaces)
-    cure = f"for several machines: export GLOO_SOCKET_IFNAME={good}, or mend /etc/hosts; one machine needs nothing"
-    if facts.host_error or not facts.host_addresses:
-        found = f"{facts.host_name} resolves to nothing ({facts.host_error or 'no address'})"
-        return Verdict(name, "warning", f"{found}: gloo would announce loopback", cure)
+    cure = f"export GLOO_SOCKET_IFNAME={good}, or mend /etc/hosts"
     announced = gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
-    if not any(interface_of(address, facts.interfaces) for address in facts.host_addresses):
-        found = f"{resolved}, which no interface here has: gloo would announce loopback"
-        return Verdict(name, "warning", found, cure)
-    if is_loopback(announced):
-        return Verdict(name, "warning", f"{resolved}: gloo would announce {announced} to other machines", cure)
-    return Verdict(name, "ok", resolved)
+    if facts.host_error or not facts.host_addresses:
+        trouble = f"{facts.host_name} resolves to nothing ({facts.host_error or 'no address'})"
+    elif not any(interface_of(address, facts.interfaces) for address in facts.host_addresses):
+        trouble = f"{resolved}, which no interface here has"
+    elif is_loopback(announced):
+        trouble = resolved
+    else:
+        return Verdict(name, "ok", resolved)
+    if any(is_routable(address) for address in facts.master_addresses):  # the ranks will meet on several machines
+        return Verdict(name, "warning", f"{trouble}: gloo would announce {announced} to other machines", cure)
+    return Verdict(name, "ok", f"{trouble}: enough for one machine; before you use several: {cure}")
 
 
 def check_ports(facts: Facts) -> Verdict:

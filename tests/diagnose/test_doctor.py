@@ -38,6 +38,7 @@ NCCL_WISH = "nvidia-nccl-cu13==2.30.7"
 NCCL = {"nccl": "2.30.7", "nccl_wants": NCCL_WISH}
 FAR = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
 MIXED = {(0, 1): "SYS", (0, 2): "PIX", (1, 2): "SYS"}
+ELSEWHERE = {"environ": {"MASTER_ADDR": "10.0.0.9"}, "master_addresses": ("10.0.0.9",)}  # ranks on another machine
 ALONE = (Interface("lo", ("127.0.0.1",), loopback=True),)
 DOZEN = tuple(Interface(f"v{n}", (f"10.0.1.{n}", "fe80::1")) for n in range(12))
 TAKEN = {"master_port_error": "in use"}
@@ -129,9 +130,34 @@ PLANTED = [
     ("interfaces", {"interfaces": ALONE}, "ok", "loopback alone; gloo would take lo (127.0.0.1), NCCL lo", ""),
     ("interfaces", {"interfaces": DOZEN}, "ok", "v0 10.0.1.0, v1 10.0.1.1, v2 10.0.1.2, v3 10.0.1.3 and 8 more", ""),
     ("host name", {}, "ok", "node-a is 10.0.0.5", ""),
-    ("host name", {"host_addresses": ("127.0.1.1",)}, "warning", "would announce 127.0.1.1", "GLOO_SOCKET_IFNAME=eth0"),
-    ("host name", {"host_addresses": ("10.9.9.9",)}, "warning", "which no interface here has", "mend /etc/hosts"),
-    ("host name", {"host_addresses": (), "host_error": "Name unknown"}, "warning", "nothing (Name unknown)", "=eth0"),
+    (
+        "host name",
+        {"host_addresses": ("127.0.1.1",)},
+        "ok",
+        "before you use several: export GLOO_SOCKET_IFNAME=eth0",
+        "",
+    ),
+    (
+        "host name",
+        {"host_addresses": ("127.0.1.1",), **ELSEWHERE},
+        "warning",
+        "would announce 127.0.1.1",
+        "IFNAME=eth0",
+    ),
+    (
+        "host name",
+        {"host_addresses": ("10.9.9.9",), **ELSEWHERE},
+        "warning",
+        "which no interface here has",
+        "mend /etc/hosts",
+    ),
+    (
+        "host name",
+        {"host_addresses": (), "host_error": "Unknown", **ELSEWHERE},
+        "warning",
+        "to nothing (Unknown)",
+        "=eth0",
+    ),
     ("host name", {"host_addresses": ("127.0.1.1",), "environ": {"GLOO_SOCKET_IFNAME": "eth0"}}, "ok", "was named", ""),
     ("host name", {"host_addresses": ("127.0.1.1",), "interfaces": ALONE}, "ok", "no network", ""),
     ("ports", {}, "ok", "one could be opened", ""),

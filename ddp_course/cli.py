@@ -31,6 +31,18 @@ def run_train(argv: list[str]) -> int:
     return main(argv)
 
 
+def run_faults(argv: list[str]) -> int:
+    from ddp_course.diagnose.faults.cli import main
+
+    return main(argv)
+
+
+def run_submit(argv: list[str]) -> int:
+    from ddp_course.submit import main
+
+    return main(argv)
+
+
 def run_check(argv: list[str]) -> int:
     from ddp_course.grading import cli
 
@@ -84,6 +96,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "doctor": (run_doctor, "Say what is missing or wrong on this machine, and how to mend it."),
     "lab": (run_lab, "Open JupyterLab on the first lesson."),
     "train": (run_train, "Train a network on several ranks."),
+    "faults": (run_faults, "Provoke a failure of distributed training on purpose, and see it diagnosed and mended."),
+    "submit": (run_submit, "Write the job file for a cluster: SLURM or Kubernetes."),
     "check": (run_check, "Check your answers to the exercises of a lesson."),
     "progress": (run_progress, "Show the exercises of each lesson, and your points so far."),
     "grade": (run_grade, "Grade the submissions of a class."),

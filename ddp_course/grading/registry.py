@@ -19,6 +19,8 @@ LESSONS = {
     "08": "08_sync_batchnorm",
     "09": "09_logging",
     "10": "10_checkpointing",
+    "12": "12_failure_lab",
+    "14": "14_fault_tolerance",
 }
 
 

@@ -181,7 +181,7 @@ def died(
 def why_died(exitcode: int | None) -> str:
     """Say what an exit code of `multiprocessing` means, and what usually causes it; None if only the launcher knows."""
     if exitcode is None:
-        return "its process is gone; the launcher's own report, below or above, has its exit status or signal"
+        return "its process is gone; the launcher's own report has its exit status or signal"
     if exitcode == -signal.SIGKILL:
         return (
             "killed by SIGKILL, most often by the system because memory ran out; "
@@ -199,7 +199,7 @@ def why_died(exitcode: int | None) -> str:
 def silent(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None = None) -> RankError:
     """Ranks lost patience in a collective: name the disagreement, or who never came."""
     if failure and any(sign in failure.message for sign in ("Connection closed", "Connection reset")):
-        return _cut_off(failure, ranks)  # nobody has died, so a rank has ended its group
+        return _cut_off(failure, ranks)
     if found := _disagreement(ranks):
         number, calls = found
         named = "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
@@ -235,6 +235,14 @@ def _where_absent(w: Whereabouts) -> str:
 
 def _cut_off(failure: Failure, ranks: list[Whereabouts]) -> RankError:
     last = next((w.recent[-1] for w in ranks if w.rank == failure.rank and w.recent), "a collective")
+    if gone := [w.rank for w in ranks if w.status == "silent"]:
+        text = (
+            f"rank {gone[0]} of {len(ranks)} is gone: it does not answer, and rank {failure.rank} lost the connection "
+            f"to a peer in {last}\nEither it was killed, and the launcher's own report has the signal, "
+            "or its host or the network is down."
+        )
+        return RankError("died", gone[0], text, ranks, failure)
+    # nobody has died, so a rank has ended its group
     text = (
         f"rank {failure.rank} of {len(ranks)} lost the connection to a peer in {last}\n  it was at {failure.line}\n"
         "A rank that skips a collective, or ends its group while others still talk, cuts them off: look for a branch "

@@ -269,6 +269,8 @@ def test_the_cause_is_chosen_as_launch_does():
         "rank 1 of 3 died: its process is gone; the launcher"
     )
     silent = Note(Whereabouts(1, "silent"))
+    gone = explain(2, [cut_off, silent, waiting[2]])  # on another host, where nobody sees that it ended
+    assert gone.rank == 1 and str(gone).startswith("rank 1 of 3 is gone: it does not answer, and rank 0 lost the")
     found = explain(2, [waiting[0], silent, waiting[2]])
     assert "rank 1 never entered all_reduce #2" in str(found) and "  rank 1 did not answer\n" in str(found)
     assert explain(2, [raised, replace(raised, failure=failure(2))]) is None

@@ -410,6 +410,19 @@ WRONG = [
     ),
     Wrong(
         "12.2",
+        "rank 0 validates all rows with the bare model, and tells the others",
+        spoilt(
+            VALIDATE,
+            (
+                'total = F.mse_loss(replica(x[rank::world_size]), y[rank::world_size], reduction="sum")',
+                'total = F.mse_loss(replica.module(x), y, reduction="sum") if rank == 0 else torch.zeros(())',
+            ),
+        ),
+        ("once",),
+        "the others wait; give each rank its share",
+    ),
+    Wrong(
+        "12.2",
         "the mean of the means",
         spoilt(VALIDATE, (', reduction="sum"', ""), ("total.item() / len(x)", "total.item() / world_size")),
         ("loss",),

@@ -29,6 +29,7 @@ BENCHMARKS = {
     "sampler": "tests.benchmarks.sampler",  # first index, memory and speed of a shuffled epoch beside torch's
     "ddp": "tests.benchmarks.ddp",  # a step of the course's replicas beside torch's DistributedDataParallel
     "checkpoint": "tests.benchmarks.checkpoint",  # a sealed, atomic save and a checked load beside torch's
+    "recovery": "tests.benchmarks.recovery",  # what checkpoints cost while training, and the time from a kill on
     "checks": "tests.benchmarks.checks",  # how long a learner waits for the check of an exercise
 }
 

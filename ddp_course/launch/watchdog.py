@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -73,6 +74,7 @@ class Watchdog:
         self.timeout_s = timeout_s
         self.tick_s = min(SLOWEST_LOOK_S, timeout_s / 10)
         self.failure: Failure | None = None  # of the program on this rank
+        self.goodbye: Whereabouts | None = None  # of the program, once it has left
         self.overdue: Collective | None = None  # what this rank has waited in for too long
         self.alarm = False  # sounded by this rank or heard from another
         self.told = False
@@ -100,6 +102,7 @@ class Watchdog:
         if error is not None and not _leaves_in_order(error):
             self.failure = report.describe(error, self.place.rank)
             self.alarm = self.alarm or isinstance(error, Exception)  # Ctrl-C and sys.exit: others decide for themselves
+        self.goodbye = self.where("returned")  # now: what the program does after the `with` is no part of it
         self.leaving.set()
         self.wake.set()
         self.finished.wait(REPORT_LIMIT_S if self.alarm else END_LIMIT_S)
@@ -187,15 +190,16 @@ class Watchdog:
         for rank in spoke_for:
             _kill(board.note(rank).where, board.address(rank))
 
-    def where(self) -> Whereabouts:
+    def where(self, status: str = "running") -> Whereabouts:
+        if self.goodbye:
+            return self.goodbye
         calls = flight.recorded(self.since_ns)
         if self.failure:
             detail = "" if self.failure.talking else self.failure.error_type
             return Whereabouts(self.place.rank, "raised", self.failure.line, calls, detail)
-        if self.leaving.is_set():
-            return Whereabouts(self.place.rank, "returned", None, calls)
-        line = flight.own_line(flight.stack_of(self.main_thread))
-        return Whereabouts(self.place.rank, "running", line, calls)
+        if status == "returned":  # waits for nothing, though gloo notes the end of a collective a moment late
+            return Whereabouts(self.place.rank, status, None, [replace(call, finished=True) for call in calls])
+        return Whereabouts(self.place.rank, status, flight.own_line(flight.stack_of(self.main_thread)), calls)
 
 
 class _Waits:

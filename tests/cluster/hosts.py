@@ -14,7 +14,8 @@ import re
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 NETWORK = "198.18.77."  # of the range for tests between networks: nobody's addresses
 
@@ -65,9 +66,14 @@ class Hosts:
         """Return the words that make a command run on this host; hosts count from 0."""
         return ["ip", "netns", "exec", self.names[host]]
 
-    def cut(self, host: int) -> None:
-        """Pull this host's cable: packets are lost, and no side is told."""
+    @contextmanager
+    def cut(self, host: int) -> Iterator[None]:
+        """Pull this host's cable, until the `with` block ends: packets are lost, and no side is told."""
         ip("-n", self.switch, "link", "set", self.cables[host], "down")
+        try:
+            yield
+        finally:
+            ip("-n", self.switch, "link", "set", self.cables[host], "up")
 
     def close(self) -> None:
         """End whatever still runs on the hosts, and remove them. May be called twice."""

@@ -150,6 +150,17 @@ def assert_no_row_lost_or_repeated(folder: Path) -> None:
 # --- All is lost, and somebody says so -------------------------------------------------------------
 
 
+def test_the_host_with_the_store_is_missed_at_once(hosts, tmp_path):
+    """c10d's store lives in an agent. A job that may lose any host keeps it elsewhere, as a Node does by itself."""
+    program = [COUNTING, str(tmp_path), "10", "5", "20"]
+    elastic = {"nnodes": "1:2", "nproc": 1, "max_restarts": 3}
+    with start(hosts, 0, program, **elastic) as first, start(hosts, 1, program, **elastic) as second:
+        first.wait_until(lambda: (tmp_path / "count").exists(), LIMIT_S, "a count")
+        first.kill()
+        assert second.wait(LIMIT_S) == 1
+        assert "RendezvousConnectionError: The connection to the C10d store has failed" in second.errors
+
+
 def test_a_cut_cable_hangs_nobody(hosts, tmp_path):
     """Neither host is told: the ranks wait until their own limit, the agents until the kernel gives the store up."""
     program = [COUNTING, str(tmp_path), "10", "5", "5"]  # counts to 5, then talks on; no collective may take over 5 s
@@ -157,8 +168,8 @@ def test_a_cut_cable_hangs_nobody(hosts, tmp_path):
         count = tmp_path / "count"
         first.wait_until(lambda: count.exists() and count.read_text() == "5", LIMIT_S, "the count of 5")
         assert len(first.rank_pids()) == len(second.rank_pids()) == 1
-        hosts.cut(1)
-        assert (first.wait(LIMIT_S), second.wait(LIMIT_S)) == (1, 1)
+        with hosts.cut(1):
+            assert (first.wait(LIMIT_S), second.wait(LIMIT_S)) == (1, 1)
         for each in (first, second):
             assert each.rank_pids() == {}
             assert re.search(r"RuntimeError: .* Timed out waiting 5000ms for (recv|send) operation", each.errors)

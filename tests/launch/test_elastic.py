@@ -186,6 +186,24 @@ def listening_at(pid: int) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_sigterm_reaches_the_ranks(tmp_path):
+    script = tmp_path / "saves.py"
+    script.write_text("""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved") or 143))
+print("up")
+while True:
+    signal.pause()
+""")
+    with Node([str(script)], max_restarts=3) as node:
+        node.wait_until(lambda: node.output.count("up") == 2, LIMIT_S, "two ranks")
+        node.terminate()
+        assert node.wait(LIMIT_S) == 1  # and no restart
+        assert node.output.split() == ["up", "up", "saved", "saved"]
+
+
 def test_a_node_says_what_is_wrong(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text("import sys; print('so far'); sys.exit('no further')")

@@ -34,8 +34,11 @@ import torch, torch.distributed as dist
 from ddp_course.groups import process_group
 from ddp_course.launch import watchdog
 
+def note(text):
+    os.write(1, f"{text}\\n".encode())  # at once: torchrun's ranks share one pipe, and `print` writes in pieces
+
 def say_when(text):
-    os.write(1, f"told {fault} {time.time()}\\n".encode())
+    note(f"told {fault} {time.time()}")
     say(text)
 
 say, watchdog._say = watchdog._say, say_when
@@ -45,7 +48,7 @@ watch = watchdog.Watchdog(float(sys.argv[1]))
 with process_group(timeout_s=60) as place, watch:
     dist.all_reduce(gradient)
     faulty = place.rank == 1
-    print("fault", fault, time.time(), flush=True)
+    note(f"fault {fault} {time.time()}")
     if fault == "none":
         time.sleep(0.35 * float(sys.argv[1]) * place.rank)  # slow, but in time
     elif fault == "order" and faulty:
@@ -56,7 +59,7 @@ with process_group(timeout_s=60) as place, watch:
         pass
     if not (fault == "skip" and faulty):
         dist.all_reduce(gradient)
-print("in good order", place.rank, [t.name for t in threading.enumerate()], flush=True)
+note(f"in good order {place.rank} {[t.name for t in threading.enumerate()]}")
 """
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
+from ddp_course.data.digits import CLASSES, WHITE, read_digits
 from ddp_course.data.downloads import DatasetError, last_line, once_per_host, silence_limit, staged
 
 # Our name -> torchvision's class, and the folder in which it keeps its files below the root.
@@ -31,8 +32,6 @@ TORCHVISION = {
 }
 DATASETS = ("digits", *TORCHVISION)
 SPLITS = ("train", "test")
-DIGITS_TEST_SHARE = 0.2
-DIGITS_SPLIT_SEED = 0  # never changes: nobody shall test on rows that somebody else trained on
 SILENCE_LIMIT_S = 30.0
 
 
@@ -87,37 +86,11 @@ def load(
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}; known are {', '.join(SPLITS)}")
     if name == "digits":
-        return load_digits(split)
+        pixels, labels = map(torch.from_numpy, read_digits(split))
+        return Images(name, split, pixels.unsqueeze(1), labels.to(torch.int64), CLASSES, WHITE)
     folder = data_folder(root)
     once_per_host(lambda: fetch(name, folder), download_limit_s)
     return read(name, split, folder)
-
-
-# --- The digits, which need no network -------------------------------------------------------------
-
-
-def load_digits(split: str) -> Images:
-    try:
-        from sklearn.datasets import load_digits as sklearn_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise DatasetError("the digits come with scikit-learn, which is not installed; run `make env`") from error
-    digits = sklearn_digits()  # pixels are whole numbers from 0 to 16
-    train_rows, test_rows = train_test_split(
-        range(len(digits.target)),
-        test_size=DIGITS_TEST_SHARE,
-        stratify=digits.target,  # each digit has the same share in both splits
-        random_state=DIGITS_SPLIT_SEED,
-    )
-    rows = train_rows if split == "train" else test_rows
-    return Images(
-        name="digits",
-        split=split,
-        pixels=torch.from_numpy(digits.images[rows]).to(torch.uint8).unsqueeze(1),  # (N, 1, 8, 8)
-        labels=torch.from_numpy(digits.target[rows]).to(torch.int64),
-        classes=tuple(str(name) for name in digits.target_names),
-        white=16,
-    )
 
 
 # --- torchvision's datasets ------------------------------------------------------------------------

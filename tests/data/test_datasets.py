@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import json
 import os
 import socket
 import struct
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torchvision.datasets import CIFAR10, MNIST, FashionMNIST
 
 from ddp_course import launch
-from ddp_course.data import DATASETS, DatasetError, datasets, load
+from ddp_course.data import DATASETS, DatasetError, datasets, digits, load
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,8 +41,27 @@ def test_every_digit_has_the_same_share_in_both_splits():
     assert ((share - 0.2).abs() < 0.005).all(), share
 
 
+def test_the_digits_are_scikit_learns_own():
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    for split, rows in json.loads(digits.SPLIT.read_text()).items():
+        images = load("digits", split)
+        assert (images.pixels.squeeze(1).numpy() == theirs.images[rows]).all()
+        assert (images.labels.numpy() == theirs.target[rows]).all()
+
+
+def test_digits_that_are_not_there_are_one_sentence(monkeypatch):
+    monkeypatch.setattr(digits, "INSIDE", Path("elsewhere.csv"))
+    with pytest.raises(DatasetError, match="the digits cannot be read from .*elsewhere.csv"):
+        load("digits")
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(DatasetError, match="scikit-learn, which is not installed"):
+        load("digits")
+
+
 def test_the_split_never_changes():
-    # A new version of scikit-learn that splits otherwise would make old results incomparable.
+    # Another one would make old results incomparable.
     digest = hashlib.sha256(load("digits", "test").pixels.numpy().tobytes()).hexdigest()
     assert digest == DIGITS_TEST_SHA256
 

@@ -80,6 +80,7 @@ class Watchdog:
         self.told = False
         self.wake = threading.Event()  # something has happened: an alarm, or the end
         self.leaving = threading.Event()  # the program has left the `with`
+        self.known = threading.Event()  # a neighbour finds this rank at the board, or there is no board
         self.finished = threading.Event()  # nothing more is to be said at the store
         self.lost = ""  # why the store cannot be reached
 
@@ -96,6 +97,8 @@ class Watchdog:
         ]
         for thread in self.threads:
             thread.start()
+        if dist.is_initialized():
+            self.known.wait(END_LIMIT_S)  # before the program can take the interpreter for itself
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
@@ -158,6 +161,7 @@ class Watchdog:
                 if self.wake.wait(self.tick_s):
                     return
             board = Bulletin(self.place, Address(os.getpid(), birth(os.getpid()), self.stacks.fileno()))
+            self.known.set()
             while not self.wake.wait(self.tick_s):
                 if board.alarmed():
                     self.sound_alarm()
@@ -168,6 +172,7 @@ class Watchdog:
         except RuntimeError as error:  # the store is gone, as when rank 0 hosts it and has finished
             self.lost = str(error).partition("\n")[0]
         finally:
+            self.known.set()
             self.finished.set()
 
     def report(self, board: Bulletin) -> None:

@@ -325,6 +325,21 @@ class BackgroundSaver:
             raise self.errors.pop()
 """
 
+SAVER_THAT_TELLS_AFTER_SUBMITTING = """
+class BackgroundSaver:
+    def __init__(self, write):
+        self.write, self.pool, self.jobs = write, ThreadPoolExecutor(1), []
+
+    def save(self, state, step):
+        self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
+        while self.jobs and self.jobs[0].done():
+            self.jobs.pop(0).result()
+
+    def finish(self):
+        while self.jobs:
+            self.jobs.pop(0).result()
+"""
+
 RIGHT = [
     Right("14.1", "a sum of flags, two returns", LEAVE),
     Right("14.1", "an object as handler, gathered objects", LEAVE_BY_OBJECTS),
@@ -338,6 +353,7 @@ RIGHT = [
     Right("14.4", "one thread for each save", SAVER),
     Right("14.4", "a pool of one thread, tensors cloned", SAVER_WITH_A_POOL),
     Right("14.4", "one thread for all, bytes in a queue", SAVER_WITH_A_QUEUE),
+    Right("14.4", "submits, then tells", SAVER_THAT_TELLS_AFTER_SUBMITTING),
 ]
 
 FLAG = "        flag = torch.tensor([float(told)])\n        dist.all_reduce(flag)\n        if flag.item() > 0:\n"
@@ -793,6 +809,13 @@ class BackgroundSaver:
         ),
         ("order",),
         "each save is written",
+    ),
+    Wrong(
+        "14.4",
+        "finish shuts the pool down",
+        SAVER_WITH_A_POOL + "        self.pool.shutdown()\n",
+        ("order",),
+        "finish waits for the writes, and is not the end",
     ),
     Wrong(
         "14.4",

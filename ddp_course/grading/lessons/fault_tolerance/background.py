@@ -25,6 +25,7 @@ from ddp_course.grading.isolated import Answer
 
 WAIT_S = 3.0  # for the disk, before a save that waits for it is believed
 HELD_S = 0.3  # for the first of several writes
+FAILS_S = 1.0  # for the write that fails, if save waits for it
 
 Note = dict[str, Any]
 
@@ -125,7 +126,7 @@ def one_save_driver(rank: int, world_size: int, function: Callable, start: float
 
 
 def several_driver(rank: int, world_size: int, function: Callable, start: float, steps: list[int]) -> Note:
-    """Save several times while the disk is slow, then finish; then once more, and finish again."""
+    """Save several times while the disk is slow, then finish; then finish, save and finish once more."""
     disk, state, rights = Disk(HELD_S), _state(start), []
     with _new_threads_wait_for(disk.may_go_on, HELD_S):
         saver = function(disk.write)
@@ -136,16 +137,23 @@ def several_driver(rank: int, world_size: int, function: Callable, start: float,
     saver.finish()
     disk.wait_for(lambda: len(disk.written) == len(steps))  # whether finish waits, another check has seen
     found = [[step, _numbers(state["rows"])] for step, state in disk.written]
-    saver.finish()  # nothing is left to wait for
-    return {"overlapped": disk.overlapped, "found": found, "rights": rights, "began": disk.began}
+    count, after = len(disk.began), None
+    try:
+        saver.finish()  # nothing is left to wait for
+        saver.save(state, steps[-1] + 1)
+        saver.finish()
+        disk.wait_for(lambda: len(disk.began) > count)
+    except Exception as error:
+        after = f"{type(error).__name__}: {error}"
+    went_on = disk.began[count:] == [steps[-1] + 1]
+    return {"overlapped": disk.overlapped, "found": found, "rights": rights, "went_on": went_on, "after": after}
 
 
 def error_driver(rank: int, world_size: int, function: Callable, step: int, by_save: bool) -> Note:
     """Let the disk fail; note which call says so, whether it says so twice, and whether the next save works."""
     threading.excepthook = lambda event: None  # whether somebody hears of it is the learner's part
-    disk, state = Disk(), _state(1.0)
+    disk, state = Disk(FAILS_S), _state(1.0)
     disk.broken_at = step
-    disk.may_go_on.set()
     saver = function(disk.write)
     said: list[str | None] = []
     calls = [lambda: saver.save(state, step)]
@@ -159,7 +167,8 @@ def error_driver(rank: int, world_size: int, function: Callable, step: int, by_s
             said.append(f"{type(error).__name__}: {error}")
             if isinstance(error, NotImplementedError):
                 raise
-    return {"said": said, "written": [step for step, _ in disk.written]}
+        disk.may_go_on.set()  # not before the first save is back: it may look at its own write too
+    return {"said": said}
 
 
 def background_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -224,7 +233,7 @@ def _order_fault(note: Note, steps: list[int]) -> Fault | None:
         )
         return Fault(expected, "a write begins while another is under way", cause=cause)
     if note["found"] == note["rights"]:
-        return None
+        return None if note["went_on"] and not note["after"] else _after_fault(note["after"])
     done = [step for step, _ in note["found"]]
     if done == steps:
         return Fault(expected, "values of another step", cause="each save makes a copy of its own")
@@ -232,6 +241,12 @@ def _order_fault(note: Note, steps: list[int]) -> Fault | None:
         return Fault(expected, f"steps {done}", cause="the newest file must come last: write in the order of the saves")
     cause = "each save is written: wait for the one before, or keep them in a queue; finish() waits for all"
     return Fault(expected, f"steps {done or 'none'}", cause=cause)
+
+
+def _after_fault(error: str | None) -> Fault:
+    expected = "finish() may be called again, and save after it"
+    cause = "finish waits for the writes, and is not the end: what it closes, a shut-down pool say, the next save needs"
+    return Fault(expected, (error or "a save after finish is not written")[:80], cause=cause)
 
 
 def _error_fault(note: Note, step: int, at: int) -> Fault | None:

@@ -686,6 +686,14 @@ def train_until_told(rank, world_size, run):
     ),
     Wrong(
         "14.3",
+        "the share at the root",
+        spoilt(PLAN, ("return every, share(every)",
+                      "return every, share(math.sqrt(2 * save_s * mtbf_s) / step_s)")),
+        ("whole",),
+        "that is what is lost at the root",
+    ),
+    Wrong(
+        "14.3",
         "no step between two saves",
         spoilt(PLAN, ("max(1, int(math.sqrt(2 * save_s * mtbf_s) / step_s))",
                       "math.floor(math.sqrt(2 * save_s * mtbf_s) / step_s)")),

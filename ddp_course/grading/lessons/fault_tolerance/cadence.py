@@ -37,10 +37,12 @@ def cadence_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | No
     cases = one + several + rounded
     plans = answer.run(driver, 1, cases, init=False)[0]
     found = list(zip(cases, plans, strict=True))
-    yield "share", _first(_share_fault, found[:4])
+    share = _first(_share_fault, found[:4])
+    yield "share", share
     yield "best", _first(_best_fault, found[:4])
     yield "nodes", _first(_nodes_fault, found[4:7])
-    yield "whole", _first(_whole_fault, found[7:])
+    # Few steps tell the share at the whole number from that at the root; another slip was named before.
+    yield "whole", _first(_whole_fault, found[7:]) or (None if share else _first(_share_fault, found[7:]))
 
 
 def _case(rng: Random, nodes: int) -> Case:
@@ -106,6 +108,8 @@ def _share_fault(case: Case, plan: list) -> Fault | None:
         "divide the time between failures by their number",
         save_s / every + (every / 2 + restart_s) / mtbf_s: "a distance of so many steps lasts every * step_s seconds",
         100 * right: "a share is no percentage: do not multiply by 100",
+        share_lost(math.sqrt(2 * save_s * mtbf_s) / step_s, case): "that is what is lost at the root; say what is lost "
+        "at `every`, the whole number that you return",
         right / (1 + right): "measure against the seconds of steps, not against all seconds",
     }
     cause = next((said for value, said in slips.items() if close(share, value, 1e-6)), "")
@@ -139,8 +143,8 @@ def _nodes_fault(case: Case, plan: list) -> Fault | None:
 
 def _whole_fault(case: Case, plan: list) -> Fault | None:
     fault = _best_fault(case, plan)
-    if fault is None:
-        return None
+    if fault is None or abs(plan[0] - best_every(case)) > 1:
+        return fault
     cause = "rounding is not enough: the share is no straight line. Compare the whole numbers below and above the root"
     return Fault(fault.expected, fault.found, cause=cause)
 

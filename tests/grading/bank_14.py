@@ -91,6 +91,27 @@ def train_until_told(rank, world_size, run):
     return torch.tensor(143 if stopped else 0)
 """
 
+LEAVE_ASKED_AHEAD = """
+def train_until_told(rank, world_size, run):
+    told = []
+    signal.signal(signal.SIGTERM, lambda *event: told.append(event))
+
+    def ask():
+        flag = torch.tensor([len(told)])
+        return flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
+
+    flag, work = ask()
+    while run.step < run.steps:
+        run.train_step()
+        work.wait()
+        if flag.item():
+            break
+        flag, work = ask()
+    work.wait()
+    run.save()
+    return 143 if flag.item() else 0
+"""
+
 # --- 14.2 ------------------------------------------------------------------------------------------
 
 RESUME = """
@@ -344,6 +365,7 @@ RIGHT = [
     Right("14.1", "a sum of flags, two returns", LEAVE),
     Right("14.1", "an object as handler, gathered objects", LEAVE_BY_OBJECTS),
     Right("14.1", "an event, asked before each step, rank 0 decides", LEAVE_ASKED_BEFORE),
+    Right("14.1", "asked during the step, answered one step later", LEAVE_ASKED_AHEAD),
     Right("14.2", "the sampler's list, cut", RESUME),
     Right("14.2", "no DataLoader, an order of its own, rank 0 reads", RESUME_WITHOUT_LOADER),
     Right("14.2", "a sampler that knows its position", RESUME_WITH_SHARD_SAMPLER),

@@ -115,22 +115,23 @@ def driver(rank: int, world_size: int, function: Callable, steps: int, told: dic
 
     Args:
         told: by rank, the step in which this rank gets the signal.
-        between: after this many steps the last rank gets it, while the ranks agree; -1 for never.
+        between: the last rank gets it while the ranks agree, the first time after this many steps; -1 for never.
         again: whether each rank gets it once more, while it saves.
     """
-    run, sent = Run(rank, steps, told, again), []
+    run, sent = Run(rank, steps, told, again), []  # `sent`: after how many steps, while they agreed
     with observe.Collectives() as seen:
 
         def on_call() -> None:
             run._talked()
-            if rank == world_size - 1 and run.step == between and run._among_themselves and not sent:
-                sent.append(True)
+            due = 0 <= between <= run.step and rank == world_size - 1 and not sent
+            if due and run._among_themselves:
+                sent.append(run.step)
                 run._tell()
 
         seen.on_call = on_call
         value = function(rank, world_size, run)
         run._meet("leave")
-    return {"steps": run.step, "saves": run._saves, "status": plain(value)}
+    return {"steps": run.step, "saves": run._saves, "status": plain(value), "sent": sent}
 
 
 def sigterm_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -203,7 +204,11 @@ def _between_fault(notes: list[Note], fault: Fault | None, at: int, steps: int) 
             "alone, and look at the flag again after the next step"
         )
         return Fault(f"SIGTERM to {told}: all ranks leave at the same step", fault.found, cause=cause)
-    return _agree_fault(notes, fault, told, at, steps)
+    # Who asks one step ahead has asked already: then the signal counts as one in the next step. So it is two steps.
+    sent = [step for note in notes for step in note["sent"]] or [at]
+    if notes and notes[0]["steps"] in range(sent[0], min(sent[0] + 3, steps)):
+        return None
+    return _agree_fault(notes, fault, f"rank 1 while the ranks agree after step {sent[0]}", sent[0] + 1, steps)
 
 
 def _save_fault(notes: list[Note], fault: Fault | None) -> Fault | None:

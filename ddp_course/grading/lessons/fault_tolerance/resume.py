@@ -118,8 +118,9 @@ def resume_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | Non
         shutil.copytree(folder, torn, dirs_exist_ok=True)
         resumed = run(folder, seed + 1)
         yield "position", _first(_position_fault, straight, resumed, last)
-        yield "bits", _bits_fault(straight, resumed, last)
-        yield "torn", _torn_fault(lambda: run(torn, seed + 2), torn, straight, last, every)
+        bits = _bits_fault(straight, resumed, last)
+        yield "bits", bits
+        yield "torn", _torn_fault(lambda: run(torn, seed + 2), torn, straight, (every, last), by_rows=bits is not None)
 
 
 def _run_killed(run: Callable) -> None:
@@ -210,11 +211,13 @@ def _bits_fault(straight: list[Note], resumed: list[Note], last: int) -> Fault |
             return Fault("the same bits as the run that was not killed", "no step", rank)
         right, found = straight[rank]["steps"][last], note["steps"][0]
         for part, cause in (
-            ("weights", "load the model's state_dict: run.model.module"),
+            ("weights", "load the model's state_dict, run.model.module, and save it after the step"),
             ("momentum", "save and load run.optimizer.state_dict()"),
             ("generator", _generator_cause(straight, found, last)),
         ):
             if found[part] != right[part]:
+                if part == "weights" and found[part] == straight[rank]["steps"][last - 1][part]:
+                    cause = "these are the weights from before that step: save after run.train_on, not before it"
                 return Fault(f"step {last + 1} begins with the same {part}", "another one", rank, cause)
     for rank, note in enumerate(resumed):
         if not _same(note["end"], straight[rank]["end"], len(straight)):
@@ -233,11 +236,15 @@ def _generator_cause(straight: list[Note], found: Note, last: int) -> str:
     )
 
 
-def _torn_fault(run: Callable, folder: Path, straight: list[Note], last: int, every: int) -> Fault | None:
-    newest = folder / f"step-{last:06d}.pt"
-    expected = f"{newest.name} is cut in half: the run goes on from step {every}"
-    if not newest.exists():
-        return Fault(expected, f"there is no {newest.name}", cause="save after every `every` steps")
+def _torn_fault(
+    run: Callable, folder: Path, straight: list[Note], saved: tuple[int, int], by_rows: bool
+) -> Fault | None:
+    """Judge the run after the newest file was torn; `by_rows`: its values were judged before, and not found right."""
+    before, newest = (folder / f"step-{step:06d}.pt" for step in saved)
+    expected = f"{newest.name} is cut in half: the run goes on from step {saved[0]}"
+    for path in (newest, before):
+        if not path.exists():
+            return Fault(expected, f"there is no {path.name}", cause="save after every `every` steps; keep all files")
     os.truncate(newest, newest.stat().st_size // 2)
     try:
         notes = run()
@@ -248,13 +255,27 @@ def _torn_fault(run: Callable, folder: Path, straight: list[Note], last: int, ev
         )
         return Fault(expected, report=failed.fault.report, cause=cause)
     for rank, note in enumerate(notes):
-        right = straight[rank]["steps"][every:]
+        right = straight[rank]["steps"][saved[0] :]
         if [step["rows"] for step in note["steps"]] != [step["rows"] for step in right]:
-            found = f"it trains {len(note['steps'])} steps more, not {len(right)}"
-            return Fault(expected, found, rank, "one torn file is no reason to begin anew: take the one before")
+            return Fault(expected, *_torn_cause(straight[rank], note, saved[0], rank))
+        if by_rows:
+            continue
         if note["steps"][0] != right[0] or not _same(note["end"], straight[rank]["end"], len(notes)):
             return Fault(expected, "it trains the right rows, and ends with other weights", rank)
     return None
+
+
+def _torn_cause(straight: Note, note: Note, before: int, rank: int) -> tuple[str, int, str]:
+    right, found = ([step["rows"] for step in run["steps"]] for run in (straight, note))
+    said, rank, cause = _position_cause(right, found, before, rank)
+    if found and found[0] == right[0]:  # also where an epoch begins that is repeated; then less is left to train
+        anew = len(found) == len(right)
+        cause = (
+            "one torn file is no reason to begin anew: take the one before"
+            if anew
+            else "the epoch is repeated from its start, so rows come twice; skip those that are done"
+        )
+    return said, rank, cause
 
 
 def _same(found: list, right: list, world_size: int) -> bool:

@@ -110,6 +110,10 @@ def _share_fault(case: Case, plan: list) -> Fault | None:
         100 * right: "a share is no percentage: do not multiply by 100",
         share_lost(math.sqrt(2 * save_s * mtbf_s) / step_s, case): "that is what is lost at the root; say what is lost "
         "at `every`, the whole number that you return",
+        **dict.fromkeys(
+            (share_lost(max(1, every - 1), case), share_lost(every + 1, case)),
+            "that is what is lost one step beside `every`, not at the number that you return",
+        ),
         right / (1 + right): "measure against the seconds of steps, not against all seconds",
     }
     cause = next((said for value, said in slips.items() if close(share, value, 1e-6)), "")

@@ -41,7 +41,7 @@ lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its
 	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
 test: env lint  ## Run every check: lint, tests, the stored outputs of every lesson, the exercises.
-	$(ACTIVATED) $(BIN)/python -m pytest --nbval -n 2 --dist loadfile tests notebooks
+	$(ACTIVATED) $(BIN)/python -m pytest --nbval tests notebooks
 
 check: env lint  ## Run the fast half of the checks.
 	$(ACTIVATED) $(BIN)/python -m pytest -q -m "not slow and not gpu and not cluster" tests

@@ -219,8 +219,8 @@ def first_disagreement(records):
             if number >= of_rank[0][0]:
                 op, sizes = by_number[rank].get(number, ("absent", []))
                 did[rank] = (op, () if op == "all_to_all" else tuple(sizes))
-        groups = Counter(did.values())
-        if len(groups) > 1:
+        groups = Counter(what for what in did.values() if what[0] != "absent")
+        if len(set(did.values())) > 1:
             most = groups.most_common(1)[0][0]
             return number, [rank for rank, what in did.items() if what != most]
     return None
@@ -461,6 +461,36 @@ WRONG = [
     ),
     Wrong(
         "12.2",
+        "each rank stops by the loss of its own rows",
+        spoilt(
+            VALIDATE,
+            ("            dist.all_reduce(total)\n", ""),
+            ("total.item() / len(x)", "total.item() / len(x[rank::world_size])"),
+        ),
+        ALL,
+        "each rank stops by the loss of its own rows",
+        limit_s=2.0,
+    ),
+    Wrong(
+        "12.2",
+        "the loss is that of all rows, but each rank stops by its own block of them",
+        spoilt(
+            VALIDATE_BARE,
+            ("    losses, steps = [], 0\n", "    losses, own, steps = [], [], 0\n"),
+            ("    total, count = sum", "    own = (sums[0] / sums[1]).item()\n    total, count = sum"),
+            ("    return total / count\n", "    return total / count, own\n"),
+            (
+                "        losses.append(validated(replica, *held_out))\n        if losses[-1] > min(losses):\n",
+                "        loss, mine = validated(replica, *held_out)\n        losses.append(loss)\n"
+                "        own.append(mine)\n        if own[-1] > min(own):\n",
+            ),
+        ),
+        ALL,
+        "each rank stops by the loss of its own rows",
+        limit_s=2.0,
+    ),
+    Wrong(
+        "12.2",
         "only rank 0 returns the loss",
         spoilt(VALIDATE, ("    return best, step", "    return (best if rank == 0 else None), step")),
         ("loss",),
@@ -545,6 +575,35 @@ WRONG = [
     ),
     Wrong(
         "12.3",
+        "an all_reduce of its own within Join",
+        spoilt(
+            UNEVEN_JOIN,
+            (
+                "            rows += len(inputs)\n    dist.all_reduce(rows)\n",
+                "            now = torch.tensor([len(inputs)])\n            dist.all_reduce(now)\n"
+                "            rows += now\n",
+            ),
+        ),
+        ALL,
+        "move your own after the `with`",
+        limit_s=2.0,
+    ),
+    Wrong(
+        "12.3",
+        "no zero_grad",
+        spoilt(UNEVEN_JOIN, ("            optimizer.zero_grad()\n", "")),
+        ("whole", "none"),
+        "the gradients of the steps before are still in .grad",
+    ),
+    Wrong(
+        "12.3",
+        "no zero_grad, and the summed gradients are summed again",
+        spoilt(UNEVEN_AGREED, ("        model.zero_grad()\n", "")),
+        ("whole", "none"),
+        "the gradients of the step before are still in .grad",
+    ),
+    Wrong(
+        "12.3",
         "batches are counted",
         spoilt(UNEVEN_JOIN, ("rows += len(inputs)", "rows += 1")),
         ("count", "none"),
@@ -625,6 +684,20 @@ def first_disagreement(records):
     ),
     Wrong(
         "12.4",
+        "from where all lists have begun",
+        spoilt(FIRST, ("first, last = min(", "first, last = max(")),
+        ("window",),
+        "begin at the first number that any list holds",
+    ),
+    Wrong(
+        "12.4",
+        "the absent are a group",
+        spoilt(FIRST, ('Counter(what for what in did.values() if what[0] != "absent")', "Counter(did.values())")),
+        ("absent",),
+        "the absent are no group",
+    ),
+    Wrong(
+        "12.4",
         "the last disagreement",
         spoilt(FIRST, ("in range(first, last + 1)", "in reversed(range(first, last + 1))")),
         ("op",),
@@ -641,7 +714,7 @@ def first_disagreement(records):
         "12.4",
         "whoever differs from rank 0",
         spoilt(FIRST, ("groups.most_common(1)[0][0]", "did[min(did)]")),
-        ("op",),
+        ("op", "absent"),
         "those outside the majority",
     ),
 ]

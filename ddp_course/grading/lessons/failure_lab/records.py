@@ -61,6 +61,21 @@ def with_windows(rng: Random, world_size: int) -> Case:
     return [of_rank[start:] for of_rank, start in zip(records, starts, strict=True)], found
 
 
+def with_late_start(rng: Random) -> Case:
+    """One of four ranks has dropped the disagreement; the other three still have it, and nothing differs later."""
+    records, (seq, odd) = with_other_op(rng, 4)
+    late = rng.choice([rank for rank in range(4) if rank not in odd])
+    start, kept = rng.randint(0, seq - 1), rng.randint(seq, seq + 2)
+    return [of_rank[kept if rank == late else start :] for rank, of_rank in enumerate(records)], [seq, odd]
+
+
+def with_most_absent(rng: Random) -> Case:
+    """Of four ranks, one only has entered the last collective; to be absent together is no agreement."""
+    records, last, odd = in_step(rng, 4), rng.randint(1, LENGTH - 1), rng.randrange(4)
+    ended = [of_rank[: last + (rank == odd)] for rank, of_rank in enumerate(records)]
+    return ended, [last + 1, [rank for rank in range(4) if rank != odd]]
+
+
 def with_absent(rng: Random, world_size: int) -> Case:
     """One rank never entered a collective that the others are in."""
     records, odd = in_step(rng, world_size), rng.randrange(world_size)
@@ -74,8 +89,8 @@ def cases_of(rng: Random) -> dict[str, list[Case]]:
     return {
         "op": [with_other_op(rng, 3), with_other_op(rng, 5, swapped=True)],
         "size": [with_other_size(rng, 4)],
-        "window": [with_windows(rng, 3), with_windows(rng, 4)],
-        "absent": [with_absent(rng, 3), with_absent(rng, 4)],
+        "window": [with_windows(rng, 3), with_windows(rng, 4), with_late_start(rng)],
+        "absent": [with_absent(rng, 3), with_absent(rng, 4), with_most_absent(rng)],
         "none": [(in_step(rng, 4), None), ([of_rank[i:] for i, of_rank in enumerate(in_step(rng, 3))], None)],
     }
 
@@ -127,12 +142,17 @@ def _cause(key: str, records: list[list[Record]], expected: Any, found: Any) -> 
         if ops == {"all_to_all"}:
             return "to an all_to_all each rank may bring other sizes"
         return "the recorders dropped other old entries; a number that a rank has dropped says nothing about it"
+    late = any(of_rank[0][0] > expected[0] for of_rank in records)
+    if late and (found is None or isinstance(found, list) and found[0] != expected[0]):
+        return "begin at the first number that any list holds; ranks that still have it may disagree there already"
     if found is None:
         named = {"size": "compare the sizes, too", "absent": "a list that ends earlier than the others is one, too"}
         return named.get(key, "one rank calls another operation")
     if not isinstance(found, list) or len(found) != 2:
         return "return the number and the list of ranks, or None"
     if found[0] == expected[0]:
+        if key == "absent" and len(expected[1]) > 1:
+            return "the absent are no group, however many; the largest group is one of ranks that did enter"
         return "the ranks to name are those outside the majority, in a list"
     if key == "window" or not isinstance(found[0], int) or found[0] < expected[0]:
         seq = found[0]

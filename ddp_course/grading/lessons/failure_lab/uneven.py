@@ -91,18 +91,25 @@ def uneven_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | Non
     yield "none", _rows_fault(nothing, notes) or _weights_fault(nothing, notes) or _count_fault(nothing, notes)
 
 
-def trained(task: Task, steps: int, divisor: Callable[[int], float], extra: int = 0) -> list[list[float]]:
-    """Take the steps in one process; `divisor(ranks with a batch)` is what the sum of their gradients is divided by."""
+def trained(task: Task, steps: int, divisor: Callable[[int], float], keep: bool = False) -> list[list[float]]:
+    """Take the steps in one process; `divisor(ranks with a batch)` is what the sum of their gradients is divided by.
+
+    With `keep`, the mean gradients of all steps before are still in each step's.
+    """
     model = Noted(task.seed).double()
     batches = task.batches()
+    kept = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for step in range(steps):
         model.zero_grad()
         present = [of_rank[step] for of_rank in batches if step < len(of_rank)]
         for x, y in present:
             F.mse_loss(model(x.double()), y.double()).backward()
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= RATE * parameter.grad / divisor(len(present))
+            for parameter, before in zip(model.parameters(), kept, strict=True):
+                mean = parameter.grad / divisor(len(present)) + before
+                parameter -= RATE * mean
+                if keep:
+                    before.copy_(mean)
     return [p.detach().flatten().tolist() for p in model.parameters()]
 
 
@@ -139,9 +146,13 @@ def _weights_fault(task: Task, notes: list[Note]) -> Fault | None:
         "gradients are summed over the ranks; divide by the number of ranks that had a batch": trained(
             task, steps, lambda ranks: 1
         ),
+        "the gradients of the steps before are still in .grad; call zero_grad() before each backward": trained(
+            task, steps, lambda ranks: ranks, keep=True
+        ),
         "the steps end when the first rank has no more batches": trained(task, min(task.counts), lambda ranks: ranks),
     }
-    default = "a wrong mean: add up the gradients of all ranks, and divide by how many had a batch in this step"
+    default = "a wrong mean: add up the gradients of all ranks, and divide by how many had a batch in this "
+    default += "step; or the gradients of the step before are still in .grad"
     cause = next((cause for cause, weights in wrong.items() if close(found, weights, 1e-4)), default)
     return Fault(said, short(found[0]), cause=cause)
 
@@ -177,6 +188,11 @@ UNEVEN = Exercise(
     hints=(
         (r"has no len|object of type 'list_iterator'", "`batches` is an iterator: take them one by one, next(...)"),
         (r"StopIteration", "next(batches, None) gives None at the end"),
+        (
+            r"with Join\(",
+            "within Join, a rank that is done answers only DDP's collectives: move your own after the `with`; and all "
+            "batches are to be used up within it",
+        ),
         (
             r"never entered|no result after|lost the connection|disagree about collective|different sizes",
             "a rank without a batch must take part in the collectives until no rank has one, and no longer; ask before "

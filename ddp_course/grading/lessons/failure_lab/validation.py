@@ -1,7 +1,8 @@
 """12.2 `train_and_validate(...)`: do all ranks validate together, and stop together?
 
 The model notes the rows of each forward. The judge repeats the whole run in one process: the steps with the mean
-gradient of all ranks, rank 0's running statistics, the validations, the stop.
+gradient of all ranks, rank 0's running statistics, the validations, the stop. It takes only runs in which some rank
+would stop at another step, if it looked at the loss of its own rows alone.
 
 Read next: `uneven.py`.
 """
@@ -70,7 +71,9 @@ class Task:
         batches = [[rows(BATCH, rank / 2) for _ in range(STEPS)] for rank in range(self.world_size)]
         batches = [[(x, y if i < good else -4 * y) for i, (x, y) in enumerate(of_rank)] for of_rank in batches]
         x, y = rows(self.n_held_out, 0.5)
-        return batches, (x, y * torch.linspace(0.5, 2.5, self.n_held_out)[:, None])
+        # Some rows contradict the others, so the ranks' shares get better and worse at different steps.
+        factors = torch.rand(self.n_held_out, 1, generator=generator) * 4 - 1.2
+        return batches, (x, y * factors)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Expected:
     step: int
     validations: int
     own: list[float]  # the best step's mean over each rank's share
-    clear: bool  # no two validations are close to each other
+    clear: bool  # no two validations are close to each other, and not all ranks' own rows tell the same stop
 
 
 def repeated(task: Task) -> Expected:
@@ -99,10 +102,32 @@ def repeated(task: Task) -> Expected:
             if len(losses) > 1 and squares.mean() > losses[-2].mean():
                 break
     means = [squares.mean().item() for squares in losses]
-    clear = all(max(a, b) > MARGIN * min(a, b) for a, b in zip(means, means[1:], strict=False))
-    best = losses[means.index(min(means))]
-    own = [best[rank :: task.world_size].mean().item() for rank in range(task.world_size)]
-    return Expected(min(means), step, len(means), own, clear and step < STEPS)
+    strided = [
+        torch.stack([part[rank :: task.world_size].mean() for part in losses]) for rank in range(task.world_size)
+    ]
+    blocks = [torch.stack(of_rank) for of_rank in zip(*[_block_means(part, task) for part in losses], strict=True)]
+    clear = _turn(means) == _turn(torch.stack(strided).mean(0).tolist()) == len(means) - 1
+    n_even = task.n_held_out // task.world_size * task.world_size  # to leave out the rest is a mistake of its own
+    clear &= _turn([part[:n_even].mean().item() for part in losses]) == len(means) - 1
+    for shares in (strided, blocks):
+        clear &= any(_turn(own.tolist()) not in (None, len(means) - 1) for own in shares)
+    best = means.index(min(means))
+    return Expected(min(means), step, len(means), [own[best].item() for own in strided], clear and step < STEPS)
+
+
+def _block_means(squares: torch.Tensor, task: Task) -> list[torch.Tensor]:
+    return [block.mean() for block in squares.tensor_split(task.world_size)]
+
+
+def _turn(losses: list[float]) -> int | None:
+    """Return which validation is the first worse one, the number of all if none is; None if it is a close call."""
+    for number in range(1, len(losses)):
+        before, now = losses[number - 1 : number + 1]
+        if max(before, now) < MARGIN * min(before, now):
+            return None
+        if now > before:
+            return number
+    return len(losses)
 
 
 def _step(model: Noted, batches: list[tuple]) -> None:
@@ -120,12 +145,17 @@ def _step(model: Noted, batches: list[tuple]) -> None:
 
 def chosen_task(rng: Random, world_size: int) -> tuple[Task, Expected]:
     """Choose a run whose validations get better, then clearly worse, before the last batch."""
-    while True:
-        n_held_out = world_size * rng.randint(2, 4) + rng.randint(1, world_size - 1)
-        task = Task(rng.randint(1, 10_000), world_size, n_held_out, rng.choice((2, 3)))
-        expected = repeated(task)
-        if expected.clear and expected.validations >= 3:
-            return task, expected
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # such small steps would mostly wait for the other threads
+    try:
+        while True:
+            n_held_out = world_size * rng.randint(2, 4) + rng.randint(1, world_size - 1)
+            task = Task(rng.randint(1, 10_000), world_size, n_held_out, rng.choice((2, 3)))
+            expected = repeated(task)
+            if expected.clear and expected.validations >= 3:
+                return task, expected
+    finally:
+        torch.set_num_threads(threads)
 
 
 def validation_driver(rank: int, world_size: int, function: Callable, task: Task) -> Note:
@@ -238,7 +268,7 @@ VALIDATION = Exercise(
         (
             r"never entered|no result after|lost the connection|disagree about collective|different sizes",
             "rank 0 does something that the others do not: a collective, a forward of `replica`, which broadcasts the "
-            "running statistics also in a validation, or a `break`",
+            "running statistics also in a validation, or a `break`; or each rank stops by the loss of its own rows",
         ),
     ),
 )

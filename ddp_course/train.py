@@ -18,6 +18,7 @@ Shapes: N rows of this rank's batch, C image channels, K classes.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -233,4 +234,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # in the interpreter's own teardown, DDP's last threads may abort the process

@@ -192,8 +192,8 @@ def test_sigterm_reaches_the_ranks(tmp_path):
 import os, signal, sys
 def say(line):  # in one write: two ranks share the pipe, and print() writes a line's end by itself
     os.write(1, line)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(say(b"saved\n") or 143))
-say(b"up\n")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(say(b"saved\\n") or 143))
+say(b"up\\n")
 while True:
     signal.pause()
 """)

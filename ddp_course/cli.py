@@ -37,6 +37,18 @@ def run_faults(argv: list[str]) -> int:
     return main(argv)
 
 
+def run_scale(argv: list[str]) -> int:
+    from ddp_course.scaling.cli import main
+
+    return main(argv)
+
+
+def run_plan(argv: list[str]) -> int:
+    from ddp_course.beyond.plan import main
+
+    return main(argv)
+
+
 def run_submit(argv: list[str]) -> int:
     from ddp_course.submit import main
 
@@ -97,6 +109,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "lab": (run_lab, "Open JupyterLab on the first lesson."),
     "train": (run_train, "Train a network on several ranks."),
     "faults": (run_faults, "Provoke a failure of distributed training on purpose, and see it diagnosed and mended."),
+    "scale": (run_scale, "Measure what more ranks bring on this machine, and where the rest of the time goes."),
+    "plan": (run_plan, "Say which strategy fits a model into the memory of your GPUs, and why."),
     "submit": (run_submit, "Write the job file for a cluster: SLURM or Kubernetes."),
     "check": (run_check, "Check your answers to the exercises of a lesson."),
     "progress": (run_progress, "Show the exercises of each lesson, and your points so far."),

@@ -19,8 +19,13 @@ LESSONS = {
     "08": "08_sync_batchnorm",
     "09": "09_logging",
     "10": "10_checkpointing",
+    "11": "11_training_end_to_end",
     "12": "12_failure_lab",
+    "13": "13_scaling",
     "14": "14_fault_tolerance",
+    "15": "15_reinforcement_learning",
+    "16": "16_gpt2",
+    "17": "17_beyond_ddp",
 }
 
 

@@ -1,0 +1,1 @@
+"""When is DDP not enough, and what then?"""

@@ -1,0 +1,1 @@
+"""Where does the time of a step go, and what would more ranks do?"""

@@ -5,6 +5,7 @@ from ddp_course.draw.checkpointing import landings, resume_differences, write_ki
 from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
 from ddp_course.draw.failures import hang, ladder, lateness
+from ddp_course.draw.levers import beside_published, cost_of_a_row, lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
@@ -19,6 +20,7 @@ from ddp_course.draw.training import data_parallel_step, losses, shards
 __all__ = [
     "agents",
     "all_reduce",
+    "beside_published",
     "bucket_plan",
     "bucket_sweep",
     "collective",
@@ -26,6 +28,7 @@ __all__ = [
     "combined_statistics",
     "conditions",
     "cost_curves",
+    "cost_of_a_row",
     "data_parallel_step",
     "dealt",
     "drift",
@@ -36,9 +39,11 @@ __all__ = [
     "killed_run",
     "landings",
     "lateness",
+    "lever",
     "loss_curves",
     "losses",
     "lost_time",
+    "many_ranks",
     "mean_weights",
     "message_rounds",
     "orders",
@@ -60,5 +65,6 @@ __all__ = [
     "texts_of",
     "timeline",
     "two_flows",
+    "valley",
     "write_kills",
 ]

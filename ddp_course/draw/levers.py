@@ -1,0 +1,243 @@
+"""What does each lever of scaling do to a step, and how far does it carry?
+
+Five pictures of a simulated link: steps one above the other on one clock, before a lever and after it; what a row of
+the batch costs, lever by lever; the step over the bucket's size; the efficiency up to a thousand ranks; and predicted
+savings beside published ones. Each says in its own words that it is simulated.
+
+Left out on purpose: what was measured without a link in between, which is `scaling.py`'s part.
+Read next: `../scaling/simulate.py`, where the steps come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from ddp_course.draw.style import (
+    ALARM,
+    FAINT,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    RANK_COLOURS,
+    SHARED,
+    SMALL,
+    WIDTH,
+    chart,
+    label,
+    rank_colour,
+    tint,
+)
+from ddp_course.draw.timeline import STRENGTH
+from ddp_course.spans import COMPUTING, TALKING, Span, busy_seconds, exposed_seconds, merge_ranks, union
+
+ROW_INCHES = 0.3
+PANEL = 3.1  # rows from one step to the next: its name, the model, the link, and air
+BAR = 0.78
+LEFT = 1.45  # inches for the names of the rows
+
+
+def lever(steps: Sequence[tuple[str, Sequence[Span]]], title: str = "") -> Figure:
+    """Steps of one rank, one above the other on one clock: the model's work, and below it what the link carries.
+
+    What the link carries while the model computes is pale, what the model has to wait for is drawn in the colour of
+    an alarm. A line at the end of each step says how long it took.
+
+    Args:
+        steps: a name, and the spans of one step; first the one before the lever.
+        title: which lever it is; " (simulated link)" is added.
+    Raises:
+        ValueError: a step has no spans.
+    """
+    if empty := [name for name, spans in steps if not spans]:
+        raise ValueError(f"the step {empty[0]!r} has no spans to draw")
+    drawn = [(name, merge_ranks([spans])[0]) for name, spans in steps]
+    longest_ms = max(span.end_s for _, spans in drawn for span in spans) * 1000
+    figure, ax = _page(ROW_INCHES * PANEL * len(drawn))
+    for place, (name, spans) in enumerate(drawn):
+        _step(ax, place * PANEL, name, spans, longest_ms)
+    ax.set(xlim=(0, longest_ms * 1.12), ylim=(PANEL * len(drawn) - 0.05, 0), yticks=[])
+    ax.set_title(f"{title} (simulated link)".strip(), fontsize=LABEL, color=INK)
+    ax.spines["left"].set_visible(False)
+    ax.set_xlabel("ms", color=MUTED, fontsize=SMALL)
+    _step_legend(ax, {span.lane for _, spans in drawn for span in spans})
+    return figure
+
+
+def _page(inches: float) -> tuple[Figure, Axes]:
+    """Axes `inches` high, with fixed margins: left for names, below for the legend, above for the title."""
+    below, above = 0.8, 0.32
+    height = inches + below + above
+    figure, ax = chart(height)
+    figure.set_layout_engine("none")
+    ax.set_position((LEFT / WIDTH, below / height, 1 - (LEFT + 0.15) / WIDTH, inches / height))
+    return figure, ax
+
+
+def _step(ax: Axes, top: float, name: str, spans: Sequence[Span], longest_ms: float) -> None:
+    """One panel: the name, the model's row, the link's row, and the end of the step."""
+    label(ax, 0, top + 0.55, name, size=SMALL, bold=True, align="left")
+    for row, text in ((top + 1, "model"), (top + 2, "link, simulated")):
+        placed = label(ax, -0.01, row + 0.45, text, size=SMALL, align="right")
+        placed.set_transform(ax.get_yaxis_transform())
+    for span in spans:
+        if span.lane in COMPUTING:
+            _bar(ax, span, top + 1, facecolor=tint(rank_colour(0), STRENGTH[span.lane]), edgecolor=PAPER)
+        elif span.lane in TALKING:
+            _bar(ax, span, top + 2, facecolor=tint(SHARED, 0.35), edgecolor=PAPER)
+    for start, end in exposed(spans):
+        _bar(ax, Span("", start, end, "all-reduce"), top + 2, facecolor=tint(ALARM, 0.75), edgecolor="none")
+    for span in spans:  # the outlines last: where one collective ends and the next begins
+        if span.lane in TALKING:
+            _bar(ax, span, top + 2, facecolor="none", edgecolor=SHARED)
+    end = max(span.end_s for span in spans) * 1000
+    ax.plot([end, end], [top + 0.95, top + 2.9], color=INK, linewidth=1.1, zorder=4)
+    label(ax, end + 0.008 * longest_ms, top + 1.45, f"{_digits(end)} ms", size=SMALL, align="left")
+
+
+def exposed(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """The stretches in which one rank's collectives run and its model computes nothing, in order."""
+    left = []
+    busy = union(span for span in spans if span.lane in COMPUTING)
+    for start, end in union(span for span in spans if span.lane in TALKING):
+        for begun, done in busy:
+            if done <= start or begun >= end:
+                continue
+            if begun > start:
+                left.append((start, begun))
+            start = max(start, done)
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def _bar(ax: Axes, span: Span, row: float, **look: object) -> None:
+    start, width = span.start_s * 1000, (span.end_s - span.start_s) * 1000
+    ax.add_patch(Rectangle((start, row + (1 - BAR) / 2), width, BAR, linewidth=0.7, zorder=3, **look))
+
+
+def _step_legend(ax: Axes, lanes: set[str]) -> None:
+    colour = rank_colour(0)
+    handles = [Patch(facecolor=tint(colour, s), label=lane) for lane, s in STRENGTH.items() if lane in lanes]
+    handles.append(Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce, hidden"))
+    handles.append(Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="all-reduce, exposed"))
+    handles.append(Line2D([], [], color=INK, linewidth=1.1, label="end of the step"))
+    inches = ax.get_position().height * ax.figure.get_figheight()
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.42, -0.42 / inches), ncols=len(handles),
+              frameon=False, fontsize=SMALL - 1, handlelength=1.4, columnspacing=1.2)  # fmt: skip
+
+
+def cost_of_a_row(steps: Sequence[tuple[str, Sequence[Span], int]]) -> Figure:
+    """What one row of the batch costs a rank, lever by lever: the part spent computing, and the exposed part.
+
+    Args:
+        steps: a name, the spans of one step, and the rows that one rank trained on in it.
+    """
+    figure, ax = chart(0.42 * len(steps) + 1.15)
+    totals = []
+    for place, (_, spans, rows) in enumerate(steps):
+        computing = busy_seconds(spans, COMPUTING) * 1e6 / rows
+        waiting = exposed_seconds(spans) * 1e6 / rows
+        ax.barh(place, computing, 0.6, color=tint(rank_colour(0), 0.6), label=None if place else "computing")
+        ax.barh(place, waiting, 0.6, left=computing, color=tint(ALARM, 0.75), label=None if place else "exposed")
+        totals.append(computing + waiting)
+    for place, total in enumerate(totals):
+        label(ax, total + 0.01 * max(totals), place, _digits(total), size=SMALL, align="left")
+    ax.set_yticks(range(len(steps)), [name for name, _, _ in steps])
+    ax.set(xlim=(0, 1.12 * max(totals)), ylim=(len(steps) - 0.5, -0.5))
+    ax.grid(visible=False, axis="y")
+    _named(ax, "µs for one row of the batch, on each rank (simulated link)", "")
+    _legend_above(ax, len(steps))
+    return figure
+
+
+def valley(
+    caps: Sequence[str],
+    predicted_ms: Sequence[float],
+    measured_ms: Sequence[float] | None = None,
+    computing_ms: float | None = None,
+) -> Figure:
+    """The step over the bucket's size: predicted, and if there are any, as measured over the simulated link.
+
+    Args:
+        caps: how each cap is written below the axis, smallest first.
+        computing_ms: the step without any communication, drawn as a level.
+    """
+    figure, ax = chart(3.1)
+    places = range(len(caps))
+    ax.plot(places, predicted_ms, color=RANK_COLOURS[0], linewidth=2, label="predicted")
+    best = min(places, key=lambda place: predicted_ms[place])
+    ax.plot(best, predicted_ms[best], "o", color=RANK_COLOURS[0], markersize=10, label=f"best: {caps[best]}")
+    if measured_ms is not None:
+        ax.plot(places, measured_ms, "x", color=INK, markersize=8, label="measured over the simulated link")
+    if computing_ms is not None:
+        ax.axhline(computing_ms, color=LINE, linestyle="--", label="computing alone")
+    ax.set_xticks(places, caps)
+    ax.set_ylim(0, 1.3 * max([*predicted_ms, *(measured_ms or [])]))
+    _named(ax, "bucket cap (simulated link)", "step, ms")
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right", ncols=2)
+    return figure
+
+
+def many_ranks(world_sizes: Sequence[int], efficiency: Mapping[str, Sequence[float]], title: str = "") -> Figure:
+    """Predicted efficiency against the number of ranks, one line for each link.
+
+    Args:
+        world_sizes: powers of two, smallest first.
+        efficiency: for each name its efficiencies, from 0 to 1; a name that ends in "tree" is dashed.
+    """
+    figure, ax = chart(3.4)
+    for number, (name, values) in enumerate(efficiency.items()):
+        style = "--" if name.endswith("tree") else "-"
+        ax.plot(range(len(world_sizes)), [100 * value for value in values], style, marker="os^Dv"[number % 5],
+                color=rank_colour(number), linewidth=1.8, markersize=5, label=name)  # fmt: skip
+    ax.set_xticks(range(len(world_sizes)), [str(size) for size in world_sizes])
+    ax.set(ylim=(0, 108), title=f"{title} (predicted, simulated links)".strip())
+    ax.title.set(fontsize=LABEL, color=INK)
+    _named(ax, "ranks", "efficiency, %")
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def beside_published(rows: Sequence[tuple[str, float, float]], quantity: str) -> Figure:
+    """Predicted shares beside published ones, a pair of bars each.
+
+    Args:
+        rows: a name, the predicted share and the published one, from 0 to 1.
+        quantity: what the shares are of; written below the axis.
+    """
+    figure, ax = chart(0.62 * len(rows) + 1.05)
+    for place, (_, ours, theirs) in enumerate(rows):
+        first = place == 0
+        ax.barh(place - 0.19, ours, 0.34, color=tint(rank_colour(0), 0.6), label="predicted (simulated link)" * first)
+        ax.barh(place + 0.19, theirs, 0.34, color=FAINT, edgecolor=LINE, label="published" * first)
+        for value, offset in ((ours, -0.19), (theirs, 0.19)):
+            label(ax, max(value, 0) + 0.008, place + offset, f"{value:.1%}", size=SMALL - 1, align="left")
+    ax.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    ax.set(xlim=(0, 1.25 * max(max(ours, theirs) for _, ours, theirs in rows)), ylim=(len(rows) - 0.5, -0.5))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    ax.grid(visible=False, axis="y")
+    _named(ax, quantity, "")
+    _legend_above(ax, len(rows))
+    return figure
+
+
+def _legend_above(ax: Axes, bars: int) -> None:
+    above = (0.4, 1.0 + 0.4 / bars)
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="upper center", bbox_to_anchor=above, ncols=2)
+
+
+def _digits(value: float) -> str:
+    """Three digits, or all of them in front of the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _named(ax: Axes, across: str, up: str) -> None:
+    ax.set_xlabel(across, color=MUTED, fontsize=LABEL)
+    ax.set_ylabel(up, color=MUTED, fontsize=LABEL)

@@ -1,0 +1,117 @@
+"""Do the pictures of lesson 13's levers show the numbers they were given, and say that they are simulated?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.colors import same_color
+
+from ddp_course import draw, spans
+from ddp_course.draw.levers import beside_published, cost_of_a_row, exposed, lever, many_ranks, valley
+from ddp_course.draw.style import ALARM, tint
+from ddp_course.spans import Span
+
+WAITING = tint(ALARM, 0.75)
+CAPS = ["0.1 MiB", "1 MiB", "4 MiB", "8 MiB"]
+SIZES = [2**power for power in range(11)]
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def step(buckets, talking_ms, backward_ms=30.0, from_ms=0.0):
+    """Forward of 10 ms, backward, `buckets` equal messages on a link that carries one at a time, optimizer of 2 ms."""
+    begin, end, free = 10.0, 10.0 + backward_ms, 0.0
+    found = [("forward", 0.0, begin, "forward"), ("backward", begin, end, "backward")]
+    for number in range(1, buckets + 1):
+        start = max(free, begin + backward_ms * number / buckets)
+        free = start + talking_ms / buckets
+        found.append((f"bucket {number}", start, free, "all-reduce"))
+    found.append(("optimizer", max(free, end), max(free, end) + 2.0, "optimizer"))
+    return [Span(name, (from_ms + a) / 1000, (from_ms + b) / 1000, lane, 1000) for name, a, b, lane in found]
+
+
+def pictures():
+    yield lever([("one bucket", step(1, 40)), ("six buckets", step(6, 40))], "overlap")
+    yield lever([(name, step(4, ms)) for name, ms in (("1 GbE", 3000), ("10 GbE", 30), ("NVLink", 1))], "interconnect")
+    yield lever([("hundred buckets", step(100, 300))])
+    yield cost_of_a_row([("as it was", step(1, 40), 64), ("256 rows a rank", step(6, 40), 256), ("all", step(6, 1), 4)])
+    yield valley(CAPS, [60, 40, 45, 70], [63, 41, 44, 72], 35)
+    yield valley(CAPS, [20, 30, 45, 70])
+    yield many_ranks(SIZES, {"NVLink": [1.0] * 11, "10 GbE, ring": [1 / n for n in SIZES], "10 GbE, tree": [0.5] * 11})
+    yield beside_published([("ResNet-50, NCCL", 0.33, 0.38), ("BERT, gloo", 0.2, 0.215)], "saved by overlap")
+    yield beside_published([(f"row {number}", 0.001, 0.4) for number in range(4)], "saved by overlap")
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 40_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_every_picture_says_that_it_is_simulated():
+    for figure in pictures():
+        assert any("simulated" in text for text in draw.texts_of(figure)), draw.texts_of(figure)
+
+
+def widths_ms(ax, colour, row):
+    """How wide the bars of one colour are in the row that begins at `row`."""
+    bars = [bar for bar in ax.patches if row < bar.get_y() < row + 1 and same_color(bar.get_facecolor(), colour)]
+    return [round(bar.get_width(), 6) for bar in bars]
+
+
+def test_lever_marks_what_the_model_waits_for_and_where_a_step_ends():
+    # Six messages of 40/6 ms, the first ready after 5 ms of backward: they end at 55 ms, and backward ends at 40 ms.
+    figure = lever([("one", step(1, 40)), ("six", step(6, 40, from_ms=500.0))], "overlap")
+    (ax,) = figure.axes
+    assert widths_ms(ax, WAITING, 2) == [40] and widths_ms(ax, WAITING, 5.1) == [15]
+    texts = draw.texts_of(figure)
+    assert {"one", "six", "82 ms", "57 ms"} <= set(texts) and texts.count("link, simulated") == 2
+    with pytest.raises(ValueError, match="'after' has no spans"):
+        lever([("before", step(1, 1)), ("after", [])])
+
+
+@pytest.mark.parametrize("buckets, talking_ms", [(1, 40), (6, 40), (6, 4), (3, 300), (1, 0.5)])
+def test_exposed_is_what_spans_calls_exposed(buckets, talking_ms):
+    taken = step(buckets, talking_ms)
+    assert sum(end - start for start, end in exposed(taken)) == pytest.approx(spans.exposed_seconds(taken))
+
+
+def test_exposed_finds_gaps_of_the_model_within_a_message():
+    work = [Span("", 2, 3, "backward"), Span("", 5, 7, "backward"), Span("", 9, 9.5, "optimizer")]
+    talk = [Span("", 1, 6, "all-reduce"), Span("", 6, 8, "other collective")]
+    assert exposed(work + talk) == [(1, 2), (3, 5), (7, 8)]
+    assert exposed(work) == [] and exposed(talk) == [(1, 8)]
+
+
+def test_cost_of_a_row_divides_by_the_rows():
+    figure = cost_of_a_row([("a", step(1, 40), 100), ("b", step(6, 40), 50)])
+    bars = [round(bar.get_width()) for bar in figure.axes[0].patches]
+    assert bars == [420, 400, 840, 300]  # 42 ms of computing and 40 or 15 ms of waiting, in microseconds for a row
+    assert {"820", "1140"} <= set(draw.texts_of(figure))
+
+
+def test_valley_names_the_best_cap_of_the_prediction():
+    figure = valley(CAPS, [60, 40, 45, 70], [63, 41, 30, 72], 35)
+    assert "best: 1 MiB" in draw.texts_of(figure)
+    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    assert lines["predicted"] == [60, 40, 45, 70] and lines["measured over the simulated link"] == [63, 41, 30, 72]
+
+
+def test_many_ranks_draws_percent_and_dashes_the_tree():
+    figure = many_ranks(SIZES, {"ring": [1 / n for n in SIZES], "tree": [0.5] * 11})
+    ring, tree = figure.axes[0].lines
+    assert list(ring.get_ydata()) == [100 / n for n in SIZES]
+    assert (ring.get_linestyle(), tree.get_linestyle()) == ("-", "--")
+
+
+def test_beside_published_writes_both_numbers():
+    texts = draw.texts_of(beside_published([("ResNet-50", 0.33, 0.38), ("BERT", 0.2, 0.215)], "saved"))
+    assert {"33.0%", "38.0%", "20.0%", "21.5%", "saved"} <= set(texts)

@@ -1,0 +1,278 @@
+"""How do ranks share a model that is too deep, and why do they wait?
+
+Each rank holds a stage: some layers in a row. Activations go from stage to stage, gradients come back. With one batch,
+a single rank would work at a time. So the batch is cut into micro-batches, and while a stage computes the second, the
+next one computes the first. At the beginning and the end stages still stand idle: that is the bubble.
+
+The order in which a stage does its forward and backward passes is all that tells the schedules apart. GPipe does all
+forward passes first. 1F1B turns back as soon as it can: the bubble is the same, but fewer activations are kept.
+
+Left out on purpose: several stages on a rank (interleaving), recomputed activations, a backward cut in two.
+Read next: `memory.py` and `plan.py`, which strategy fits; torch/distributed/pipelining/schedules.py.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from ddp_course.beyond.one_process import Trained, bytes_held, whole_parameters
+
+# --- Pure: who does what when --------------------------------------------------------------------------
+
+
+class Pass(NamedTuple):
+    """One pass of one micro-batch through a stage."""
+
+    kind: str  # "forward" or "backward"
+    micro: int  # which micro-batch
+
+
+def gpipe_order(stage: int, stages: int, micro_batches: int) -> list[Pass]:
+    """All forward passes, then all backward passes. A stage keeps the activations of all micro-batches.
+
+    Source: Huang et al. 2019 (arXiv 1811.06965).
+    """
+    return [Pass(kind, micro) for kind in ("forward", "backward") for micro in range(micro_batches)]
+
+
+def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[Pass]:
+    """Forward until the pipeline is full, then one backward for each forward. A stage keeps at most stages - stage.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
+    """
+    ahead = min(stages - stage - 1, micro_batches)
+    forward = deque(Pass("forward", micro) for micro in range(micro_batches))
+    backward = deque(Pass("backward", micro) for micro in range(micro_batches))
+    order = [forward.popleft() for _ in range(ahead)]
+    while backward:
+        order += [forward.popleft()] if forward else []
+        order.append(backward.popleft())
+    return order
+
+
+ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
+
+
+def timetable(schedule: str, stages: int, micro_batches: int) -> list[list[Pass | None]]:
+    """Return for each stage what it does in each tick, None where it waits; each pass takes one tick.
+
+    A pass starts when its stage is free and what it needs was computed in an earlier tick: a forward by the stage
+    before, a backward by the stage after.
+    """
+    todo = [deque(ORDERS[schedule](stage, stages, micro_batches)) for stage in range(stages)]
+    done: set[tuple[int, Pass]] = set()
+    table: list[list[Pass | None]] = [[] for _ in range(stages)]
+    while any(todo):
+        ready = [bool(todo[stage]) and _needs(stage, todo[stage][0], stages) <= done for stage in range(stages)]
+        for stage in range(stages):
+            table[stage].append(todo[stage].popleft() if ready[stage] else None)
+        done |= {(stage, row[-1]) for stage, row in enumerate(table) if row[-1]}
+    return table
+
+
+def _needs(stage: int, step: Pass, stages: int) -> set[tuple[int, Pass]]:
+    neighbour = stage - 1 if step.kind == "forward" else stage + 1
+    return {(neighbour, step)} if 0 <= neighbour < stages else set()
+
+
+def bubble(schedule: str, stages: int, micro_batches: int) -> float:
+    """Return the share of the ticks in which a stage waits, counted in the timetable: (S-1) / (M+S-1)."""
+    table = timetable(schedule, stages, micro_batches)
+    return sum(step is None for row in table for step in row) / sum(map(len, table))
+
+
+def most_kept(order: list[Pass]) -> int:
+    """Return of how many micro-batches a stage keeps the activations at once, at most."""
+    kept = most = 0
+    for step in order:
+        kept += 1 if step.kind == "forward" else -1
+        most = max(most, kept)
+    return most
+
+
+def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
+    """Cut a model into stages of neighbouring layers, with about as many parameters in each.
+
+    Layers without parameters stay with the layer before them. The names stay those of the whole model.
+
+    Raises:
+        ValueError: no Sequential, or fewer layers with parameters than stages.
+    """
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(f"a pipeline cuts an nn.Sequential, found {type(model).__name__}: list its layers in one")
+    sizes = {name: sum(p.numel() for p in layer.parameters()) for name, layer in model.named_children()}
+    full = [name for name, size in sizes.items() if size]
+    if len(full) < stages:
+        raise ValueError(f"{stages} stages need as many layers with parameters, found {len(full)}: take fewer ranks")
+    starts = _starts([sizes[name] for name in full], stages)
+    first_names = [full[start] for start in starts[1:]]
+    parts: list[nn.Sequential] = [nn.Sequential()]
+    for name, layer in model.named_children():
+        if name in first_names:
+            parts.append(nn.Sequential())
+        parts[-1].add_module(name, layer)
+    return parts
+
+
+def _starts(sizes: list[int], stages: int) -> list[int]:
+    """Return where each stage starts: as soon as those before it have their share, and with enough left over."""
+    starts, before = [0], 0
+    for index, size in enumerate(sizes):
+        left_over = len(sizes) - index  # each of the stages still to come needs a layer
+        due = before + size / 2 >= sum(sizes) * len(starts) / stages
+        if index and len(starts) < stages and (due or left_over == stages - len(starts)):
+            starts.append(index)
+        before += size
+    return starts
+
+
+# --- On ranks ------------------------------------------------------------------------------------------
+
+
+class Stage:
+    """This rank's layers, and what it exchanges with its neighbours.
+
+    Args:
+        parts: all stages, as `cut` returns them; this rank trains its own.
+        x_shape, dtype: of one micro-batch. From it every rank works out the shape that it will be sent.
+    """
+
+    def __init__(self, parts: list[nn.Sequential], x_shape: torch.Size, dtype: torch.dtype) -> None:
+        self.rank, self.stages, self.dtype = dist.get_rank(), len(parts), dtype
+        self.layers = parts[self.rank]
+        self.is_first, self.is_last = self.rank == 0, self.rank == self.stages - 1
+        x = torch.empty(x_shape, dtype=dtype, device="meta")  # has a shape and no memory
+        for part in parts[: self.rank]:
+            x = copy.deepcopy(part).to("meta")(x)
+        self.x_shape = x.shape
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by micro-batch: input, output
+        self._sent: list[tuple[dist.Work, torch.Tensor]] = []  # the tensor must live until it has left
+
+    def forward(self, micro: int, x: torch.Tensor | None, y: torch.Tensor, share: float) -> float:
+        """Compute one micro-batch, pass it on, and return its part of the loss on the last stage, else 0.
+
+        Collective: one recv from the stage before, one isend to the stage after; none at the ends.
+        """
+        if not self.is_first:
+            x = torch.empty(self.x_shape, dtype=self.dtype)
+            dist.recv(x, self.rank - 1)
+            x.requires_grad_()
+        output = self.layers(x)
+        if self.is_last:
+            output = F.cross_entropy(output, y) * share
+        else:
+            self._send(output.detach(), self.rank + 1)
+        self._kept[micro] = x, output
+        return output.item() if self.is_last else 0.0
+
+    def backward(self, micro: int) -> None:
+        """Add one micro-batch's gradients, and pass the gradient of its input back.
+
+        Collective: one recv from the stage after, one isend to the stage before; none at the ends.
+        """
+        x, output = self._kept.pop(micro)
+        grad = None
+        if not self.is_last:
+            grad = torch.empty_like(output)
+            dist.recv(grad, self.rank + 1)
+        output.backward(grad)
+        if not self.is_first:
+            self._send(x.grad, self.rank - 1)
+
+    def _send(self, tensor: torch.Tensor, peer: int) -> None:
+        # Not waited for: in 1F1B two neighbours send to each other at the same moment.
+        tensor = tensor.contiguous()
+        self._sent.append((dist.isend(tensor, peer), tensor))
+
+    def finish(self) -> None:
+        """Wait until all has left."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+
+def train_steps(
+    rank: int,
+    world_size: int,
+    model: nn.Sequential,
+    x_NF: torch.Tensor,
+    y_N: torch.Tensor,
+    steps: int = 5,
+    lr: float = 0.01,
+    micro_batches: int = 4,
+    schedule: str = "gpipe",
+    by: str = "course",
+) -> Trained:
+    """Train a copy of `model` cut into one stage per rank; rank 0 reads the rows, the last rank the classes.
+
+    Args:
+        schedule: "gpipe" or "1f1b".
+        by: "course" for this file's stages, "torch" for `torch.distributed.pipelining`.
+    Raises:
+        ValueError: the rows cannot be cut into equal micro-batches, or the model into stages.
+    Collective: in each step and for each micro-batch one message from every stage to the next, and one back; at the end
+        one broadcast of the losses and one per parameter; every rank.
+    """
+    if len(x_NF) % micro_batches:
+        raise ValueError(
+            f"rank {rank}: {len(x_NF)} rows cannot be cut into {micro_batches} equal micro-batches; choose a number "
+            "that divides them, for the mean of their losses to be the mean over all rows"
+        )
+    model = copy.deepcopy(model)
+    parts = cut(model, world_size)
+    optimizer = torch.optim.Adam(parts[rank].parameters(), lr=lr)
+    run = (_our_step if by == "course" else _torch_step)(parts, x_NF, y_N, micro_batches, schedule)
+    losses = torch.zeros(steps, dtype=x_NF.dtype)
+    for step in range(steps):
+        optimizer.zero_grad()
+        losses[step] = run()
+        optimizer.step()
+    held = bytes_held(parts[rank].parameters(), optimizer)
+    dist.broadcast(losses, src=world_size - 1)
+    for stage, part in enumerate(parts):
+        for param in part.parameters():
+            dist.broadcast(param.detach(), src=stage)
+    return Trained(tuple(losses.tolist()), whole_parameters(model), held)
+
+
+def _our_step(parts: list[nn.Sequential], x_NF: torch.Tensor, y_N: torch.Tensor, micro_batches: int, schedule: str):
+    x_micro, y_micro = x_NF.chunk(micro_batches), y_N.chunk(micro_batches)
+    stage = Stage(parts, x_micro[0].shape, x_NF.dtype)
+    order = ORDERS[schedule](stage.rank, stage.stages, micro_batches)
+
+    def run() -> float:
+        loss = 0.0
+        for kind, micro in order:
+            if kind == "forward":
+                loss += stage.forward(micro, x_micro[micro], y_micro[micro], 1 / micro_batches)
+            else:
+                stage.backward(micro)
+        stage.finish()
+        return loss
+
+    return run
+
+
+def _torch_step(parts: list[nn.Sequential], x_NF: torch.Tensor, y_N: torch.Tensor, micro_batches: int, schedule: str):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # slow to import
+
+    rank, stages = dist.get_rank(), len(parts)
+    stage = PipelineStage(parts[rank], rank, stages, x_NF.device)
+    kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule]
+    torch_schedule = kind(stage, micro_batches, loss_fn=F.cross_entropy)
+
+    def run() -> float:
+        losses: list[torch.Tensor] = []
+        inputs = (x_NF,) if rank == 0 else ()
+        is_last = rank == stages - 1
+        torch_schedule.step(*inputs, target=y_N if is_last else None, losses=losses if is_last else None)
+        return sum(loss.item() for loss in losses) / micro_batches
+
+    return run

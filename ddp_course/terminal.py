@@ -13,6 +13,7 @@ Read next: `cli.py`, the other commands.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -142,6 +143,7 @@ def join_ranks(config: Config, options: argparse.Namespace) -> list[Result]:
         result = started(place.rank, place.world_size, config)
         results = [None] * place.world_size if place.rank == 0 else None
         dist.gather_object(result, results)
+        gc.collect()  # DDP's object ends while its group is there; later, its threads may abort the process
     return results or [result]
 
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +35,7 @@ from ddp_course.parallel.ddp import BucketedDDP
 from ddp_course.parallel.naive import NaiveDDP
 from ddp_course.scaling.cores import cores_note, own_cores, pin
 from ddp_course.scaling.efficiency import BACKWARD, DATA, EXPOSED, FORWARD, MODES, OPTIMIZER, PARTS, Sample, Scaling
+from ddp_course.scaling.link import Link, SimulatedLink
 from ddp_course.train import build_model
 
 REPLICAS = ("torch", "course", "naive")
@@ -53,7 +53,7 @@ class Workload:
     accumulation: int = 1  # backward passes in one step; the gradients are averaged in the last one
     replica: str = "torch"  # "torch": DistributedDataParallel, "course": BucketedDDP, "naive": all after backward
     bucket_mb: float = 25.0  # size in MiB at which a bucket closes
-    link: Any = None  # a Link of link.py: send through the simulated one
+    link: Link | None = None  # send through a simulated link like this
 
     def __post_init__(self) -> None:
         if self.replica not in REPLICAS:
@@ -227,8 +227,6 @@ def _replica(model: nn.Module, workload: Workload, world_size: int, stack: ExitS
     kind = DistributedDataParallel if workload.replica == "torch" else BucketedDDP
     replica = kind(model, bucket_cap_mb=workload.bucket_mb)
     if workload.link is not None:
-        from ddp_course.scaling.link import SimulatedLink
-
         stack.enter_context(SimulatedLink(workload.link)).attach(replica)
     return replica
 

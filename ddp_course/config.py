@@ -15,6 +15,7 @@ import torch
 
 from ddp_course.checkpoint import CheckpointError
 from ddp_course.data import DATASETS
+from ddp_course.schedule import SCHEDULES
 
 MODELS = ("mlp", "mlp_bn", "resnet18")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -37,8 +38,16 @@ class Config:
     local_batch: int = option(16, "rows in one rank's batch; the global batch is this times the world size")
     lr: float = option(0.1, "learning rate")
     momentum: float = option(0.9, "momentum of SGD")
-    seed: int = option(0, "chooses the first weights and the order of the rows")
+    weight_decay: float = option(0.0, "share of each weight that is added to its gradient")
+    schedule: str = option("constant", "how the learning rate changes from the first epoch to the last", SCHEDULES)
+    warmup: float = option(0.0, "epochs in which the learning rate rises to its full height; 0.5 is half an epoch")
+    augment: bool = option(False, "shift training images at random, and mirror them where the dataset allows it")
+    seed: int = option(0, "chooses the first weights, the order of the rows and what augment does")
     dtype: str = option("float32", "number format of the model", tuple(DTYPES))
+    amp: bool = option(False, "compute in bfloat16 where that is safe; the weights stay in float32")
+    channels_last: bool = option(False, "store images pixel by pixel, as the convolutions of GPUs want them")
+    compile: bool = option(False, "let torch.compile fuse the small operations, if this machine can")
+    workers: int = option(0, "processes of each rank that read rows ahead (0: the rank reads itself)", free=True)
     checkpoint: str | None = option(None, "the folder in which rank 0 saves after every epoch", free=True)
     save_every: int = option(0, "save after this many steps, too (0: only after epochs)", free=True)
     save_seconds: float = option(0.0, "save when this many seconds have passed, too (0: never)", free=True)
@@ -50,10 +59,17 @@ class Config:
     progress: bool = option(True, "show a bar on rank 0", free=True)
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("epochs", 1), ("local_batch", 1), ("keep", 1), ("save_every", 0)):
+        for name, least in (
+            ("hidden", 1),
+            ("epochs", 1),
+            ("local_batch", 1),
+            ("keep", 1),
+            ("save_every", 0),
+            ("workers", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
-        for name in ("save_seconds", "hang_report"):
+        for name in ("save_seconds", "hang_report", "warmup", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
         if self.timeout_s <= 0:
@@ -62,6 +78,10 @@ class Config:
             choices, value = each.metadata["choices"], getattr(self, each.name)
             if choices and value not in choices:
                 raise ValueError(f"{each.name}={value!r} is not known; choose from {', '.join(choices)}")
+        if self.schedule == "cosine" and self.warmup >= self.epochs:
+            raise ValueError(f"warmup={self.warmup}: must end before the last epoch does (epochs={self.epochs})")
+        if self.amp and self.dtype != "float32":
+            raise ValueError(f"amp is for weights in float32, not in {self.dtype}")
         for name in ("resume", "save_every", "save_seconds", "background"):
             if getattr(self, name) and not self.checkpoint:
                 raise ValueError(f"{name} needs a checkpoint: say where it is (checkpoint=...)")
@@ -69,13 +89,18 @@ class Config:
     def refuse_another_run(self, saved: dict[str, Any], path: Any) -> None:
         """Raise unless `saved`, the config of the checkpoint at `path`, is of this very run.
 
+        A setting that `saved` does not know is newer than the file; its default is what was done then. More epochs
+        make another run if the learning rate depends on where the end is.
+
         Raises:
             CheckpointError: a setting that shapes the run differs; names it and both values.
         """
         wanted = asdict(self)
-        for name in (each.name for each in fields(self) if not each.metadata["free"]):
-            if saved.get(name) != wanted[name]:
+        for each in fields(self):
+            free = each.metadata["free"] and not (each.name == "epochs" and self.schedule == "cosine")
+            was = saved.get(each.name, each.default)
+            if not free and was != wanted[each.name]:
                 raise CheckpointError(
-                    f"{path} was written with {name}={saved.get(name)!r}, this run has {wanted[name]!r}; "
-                    f"go on with {name}={saved.get(name)!r}, or train anew without resume"
+                    f"{path} was written with {each.name}={was!r}, this run has {wanted[each.name]!r}; "
+                    f"go on with {each.name}={was!r}, or train anew without resume"
                 )

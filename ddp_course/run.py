@@ -31,6 +31,7 @@ from ddp_course.config import Config
 from ddp_course.data.sampler import ShardSampler
 from ddp_course.groups import my_device
 from ddp_course.logs import progress_bar, rank0_print
+from ddp_course.schedule import share_of_rate
 from ddp_course.training_state import capture_state, restore_state, rng_state, set_rng_state
 
 
@@ -86,12 +87,20 @@ class Run:
         self.rows += rows
         self.step += 1
         self.sampler.advance(rows)
+        self.set_rate()
         self.bar.update()
         wish = self.cadence.next(self.step) if self.cadence else Wish.GO_ON
         self.stopping = wish == Wish.STOP
         if wish and len(self.sampler):  # after an epoch's last step, its end saves anyway
             self.save()
         return self.stopping
+
+    def set_rate(self) -> None:
+        """Give the optimizer the learning rate of the step that comes. The place in the data decides, nothing else."""
+        place = self.sampler.epoch + self.sampler.consumed / self.sampler.length
+        share = share_of_rate(self.config.schedule, place, self.config.epochs, self.config.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * share
 
     def end_epoch(self, loss: float, accuracy: float) -> None:
         """Note what an epoch brought, and save.
@@ -147,13 +156,17 @@ class Run:
         if found := self.checkpoints.load_latest():
             self._restore(found)
         else:
-            self.notes = [f"{self.config.checkpoint} has no checkpoint yet, so the run begins"]
-        rank0_print(*(f"note: {note}\n" for note in self.notes), sep="", end="", file=sys.stderr)
+            self.note(f"{self.config.checkpoint} has no checkpoint yet, so the run begins")
+
+    def note(self, *notes: str) -> None:
+        """Remember what was done otherwise than asked for; rank 0 says it at once."""
+        self.notes += notes
+        rank0_print(*(f"note: {note}\n" for note in notes), sep="", end="", file=sys.stderr)
 
     def _restore(self, found: Loaded) -> None:
         state = found.state
         self.config.refuse_another_run(state["extra"].get("config", {}), found.path)
-        self.notes = restore_state(state, self.model, self.optimizer, sampler=self.sampler)
+        self.note(*restore_state(state, self.model, self.optimizer, sampler=self.sampler))
         self.epoch, self.step = self.first_epoch, self.first_step = state["epoch"], state["step"]
         self.losses, self.accuracies = state["extra"]["losses"], state["extra"]["accuracies"]
         owns = state["own"]

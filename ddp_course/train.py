@@ -9,7 +9,10 @@ averages the gradients while the backward pass computes them, so every replica t
 reduced over the ranks by sum and count, the test rows are divided without a duplicate, and rank 0 writes the
 checkpoints, from which a run that was killed goes on as if it had not been (`run.py`).
 
-Left out on purpose: learning rate schedules and augmentation.
+Everything beyond that is an option: the learning rate's way (`schedule.py`), random changes of the images
+(`data/augment.py`), mixed precision in `train_epoch`, and what makes a step faster (`speed.py`).
+
+Left out on purpose: optimizers other than SGD, and other tasks than telling classes apart.
 Read next: `terminal.py`, the same program from a terminal; or torch/nn/parallel/distributed.py.
 
 Shapes: N rows of this rank's batch, C image channels, K classes.
@@ -33,6 +36,7 @@ from torch.utils.data import DataLoader, Subset
 
 from ddp_course.config import DTYPES, Config
 from ddp_course.data import Images, load
+from ddp_course.data.augment import Augmented
 from ddp_course.data.sampler import ShardSampler, exact_shard
 from ddp_course.groups import my_device
 from ddp_course.logs import progress_bar
@@ -40,6 +44,7 @@ from ddp_course.metrics import mean_over_ranks
 from ddp_course.models import MLP, resnet18_small
 from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.run import Run, settle_buckets
+from ddp_course.speed import compile_where_possible, laid_out, reading
 
 __all__ = ["Config", "Result", "train"]
 
@@ -83,22 +88,32 @@ def train(rank: int, world_size: int, config: Config) -> Result:
     train_set, test_set = (load(config.dataset, split, config.root) for split in ("train", "test"))
     torch.manual_seed(config.seed)
     model = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-    sampler = ShardSampler(train_set, world_size, rank, seed=config.seed)
+    model = laid_out(model, config)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    rows = Augmented(train_set, config.seed) if config.augment else Augmented(train_set, shift=0, mirror=False)
+    sampler = ShardSampler(rows, world_size, rank, seed=config.seed)
     # With a generator of its own, so that beginning an epoch twice draws nothing from the model's.
-    loader = DataLoader(train_set, config.local_batch, sampler=sampler, generator=torch.Generator())
+    loader = DataLoader(
+        rows, config.local_batch, sampler=sampler, generator=torch.Generator(), **reading(config, device)
+    )
     replica = DistributedDataParallel(model)  # every rank starts from rank 0's weights
     settle_buckets(replica, train_set.image_shape)
     steps_in_epoch = len(loader)  # a resumed sampler is shorter
 
     with Run(config, model, optimizer, sampler) as run:
+        if config.compile:
+            run.note(*compile_where_possible(replica, device))
         if config.resume:
             run.resume()
+        run.set_rate()
         run.bar = progress_bar(config.epochs * steps_in_epoch, initial=run.step, shown=config.progress)
         started = time.perf_counter()
         while run.epoch < config.epochs:
             sampler.set_epoch(run.epoch)  # without it, every epoch has the same order
-            train_epoch(replica, loader, optimizer, device, run.after_step)
+            rows.set_epoch(run.epoch)  # and the same shifts
+            train_epoch(replica, loader, optimizer, device, run.after_step, amp=config.amp)
             if run.stopping and len(sampler):
                 break
             loss = mean_over_ranks(run.loss_sum.item(), run.rows, device)
@@ -183,6 +198,8 @@ def train_epoch(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     after_step: Callable[[torch.Tensor, int], bool | None],
+    *,
+    amp: bool = False,
 ) -> None:
     """Pass over what is left of this rank's shard once.
 
@@ -191,13 +208,15 @@ def train_epoch(
 
     Args:
         after_step: told this rank's loss (mean over its rows, detached) and its number of rows; says whether to stop.
+        amp: compute the scores in bfloat16 where that is safe; weights, loss and gradients stay in their own dtype.
     Collective: DDP's all_reduces, in every step.
     """
     dtype = next(replica.parameters()).dtype
     replica.train()
     for x_NCHW, label_N in loader:
-        score_NK = replica(x_NCHW.to(device, dtype))
-        loss = F.cross_entropy(score_NK, label_N.to(device))
+        with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            score_NK = replica(x_NCHW.to(device, dtype, non_blocking=True))
+        loss = F.cross_entropy(score_NK.to(dtype), label_N.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,11 +1,14 @@
 """Training on two ranks is training on one with the whole batch, whoever starts the ranks."""
 
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,10 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from ddp_course import RankError, RankPool, launch
-from ddp_course.checkpoint import load_checkpoint
+from ddp_course import RankError, RankPool, launch, speed
+from ddp_course.checkpoint import CheckpointError, load_checkpoint
 from ddp_course.data import Images, load
-from ddp_course.models import MLP
+from ddp_course.data.augment import Augmented
+from ddp_course.models import MLP, resnet18_small
 from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.train import Config, Result, checksum, evaluate, share_buffers, synchronised, train
 
@@ -54,12 +58,30 @@ def run(ranks: RankPool, config: Config) -> list[Result]:
         ({"model": "gpt"}, "model='gpt' is not known; choose from mlp, mlp_bn, resnet18"),
         ({"dataset": "faces"}, "dataset='faces' is not known; choose from digits, mnist"),
         ({"resume": True}, "resume needs a checkpoint"),
+        ({"schedule": "stairs"}, "schedule='stairs' is not known; choose from constant, cosine"),
+        ({"schedule": "cosine", "epochs": 2, "warmup": 2.0}, "warmup=2.0: must end before the last epoch does"),
+        ({"warmup": -0.5}, "warmup=-0.5: must not be negative"),
+        ({"workers": -1}, "workers=-1: must be at least 0"),
+        ({"amp": True, "dtype": "float64"}, "amp is for weights in float32, not in float64"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_any_rank_starts(setting, message):
     with pytest.raises(ValueError) as caught:
         Config(**setting)
     assert str(caught.value).startswith(message)
+
+
+def test_a_run_is_resumed_as_itself_and_older_files_know_fewer_settings():
+    now = Config(lr=0.2)
+    older = {name: value for name, value in asdict(now).items() if name not in ("schedule", "augment", "amp")}
+    now.refuse_another_run(older, "run")
+    now.refuse_another_run(asdict(replace(now, epochs=3, workers=2)), "run")  # free, with a constant rate
+    with pytest.raises(CheckpointError, match="was written with schedule='constant', this run has 'cosine'"):
+        replace(now, schedule="cosine").refuse_another_run(older, "run")
+    falling = replace(now, schedule="cosine", epochs=8)
+    falling.refuse_another_run(asdict(falling), "run")
+    with pytest.raises(CheckpointError, match="go on with epochs=8"):  # its rate would not have ended at zero
+        replace(falling, epochs=9).refuse_another_run(asdict(falling), "run")
 
 
 # --- Two ranks learn -------------------------------------------------------------------------------
@@ -101,26 +123,41 @@ def test_a_seed_gives_the_same_bits_and_another_seed_others(ranks):
 def one_process(config: Config, world_size: int, shards: tuple[int, ...]) -> dict:
     """Train without DDP on the global batch: the rows that the ranks in `shards` have in the same step."""
     images = load(config.dataset)
-    x, labels = torch.stack([images[i][0] for i in range(len(images))]).double(), images.labels
+    labels = images.labels
+    rows_of = Augmented(images, config.seed) if config.augment else images
     torch.manual_seed(config.seed)
     model = MLP(64, config.hidden, 10).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    settings = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, **settings)
     samplers = [DistributedSampler(images, world_size, rank, seed=config.seed) for rank in shards]
     report = {"losses": [], "own_losses": [], "means_of_means": []}
     for epoch in range(config.epochs):
         [sampler.set_epoch(epoch) for sampler in samplers]
+        if config.augment:
+            rows_of.set_epoch(epoch)
+        x, done = torch.stack([rows_of[i][0] for i in range(len(images))]).double(), 0
         row_losses: list[list[torch.Tensor]] = [[] for _ in shards]  # by rank, then by step
         for batches in zip(*(torch.tensor(list(s)).split(config.local_batch) for s in samplers), strict=True):
             losses = [F.cross_entropy(model(x[rows]), labels[rows], reduction="none") for rows in batches]
             optimizer.zero_grad()
             torch.cat(losses).mean().backward()
+            optimizer.param_groups[0]["lr"] = config.lr * cosine(config, epoch + done / len(images))
             optimizer.step()
+            done += sum(map(len, batches))
             [own.append(loss.detach()) for own, loss in zip(row_losses, losses, strict=True)]
         report["own_losses"].append([torch.cat(own).mean().item() for own in row_losses])
         report["losses"].append(torch.cat([row for own in row_losses for row in own]).mean().item())
         means = [loss.mean() for own in row_losses for loss in own]
         report["means_of_means"].append(torch.stack(means).mean().item())
     return report | {"model": model.state_dict()}
+
+
+def cosine(config: Config, place: float) -> float:
+    if config.schedule == "constant":
+        return 1.0
+    if place < config.warmup:
+        return 0.1 + 0.9 * place / config.warmup
+    return 0.5 + 0.5 * math.cos(math.pi * (place - config.warmup) / (config.epochs - config.warmup))
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +189,17 @@ def test_the_comparison_would_notice_a_missing_reduction(two_ranks_exact):
     # The last batch has 15 rows, not 32, so a mean of the batches' means is another number.
     whole = one_process(EXACT, 2, shards=(0, 1))
     assert abs(whole["means_of_means"][0] - results[0].losses[0]) > 1e-4
+
+
+def test_also_with_a_schedule_changed_images_and_weight_decay(ranks, tmp_path):
+    more = {"schedule": "cosine", "warmup": 0.5, "augment": True, "weight_decay": 0.01}
+    config = replace(EXACT, **more, checkpoint=str(tmp_path), keep=1)
+    run(ranks, config)
+    saved, whole = load_checkpoint(tmp_path / "step-0000000046.pt", CPU), one_process(config, 2, shards=(0, 1))
+    assert largest_difference(saved["model"], whole["model"]) < 1e-12
+    for name, without in {"schedule": "constant", "warmup": 0.1, "augment": False, "weight_decay": 0.0}.items():
+        other = one_process(replace(config, **{name: without}), 2, shards=(0, 1))
+        assert largest_difference(saved["model"], other["model"]) > 1e-3, name
 
 
 # --- Evaluation ------------------------------------------------------------------------------------
@@ -246,6 +294,24 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(ranks, tmp_path):
     assert [same(r) for r in finished] == [same(r) for r in straight]
 
 
+def test_a_run_with_everything_on_goes_on_exactly_within_an_epoch(ranks, tmp_path):
+    everything = {"schedule": "cosine", "warmup": 0.5, "augment": True, "amp": True, "weight_decay": 1e-4}
+    config = replace(QUICK, model="mlp_bn", local_batch=64, **everything, checkpoint=str(tmp_path / "run"))
+    straight = run(ranks, replace(config, save_every=3, keep=100))
+    assert straight[0].steps == 24 and straight[0].checksum == straight[1].checksum
+    state = load_checkpoint(tmp_path / "run" / "step-0000000009.pt", CPU)
+    assert {tensor.dtype for name, tensor in state["model"].items() if "num_" not in name} == {torch.float32}
+    (tmp_path / "torn").mkdir()
+    shutil.copy(tmp_path / "run" / "step-0000000009.pt", tmp_path / "torn")  # as if it had been killed in step 10
+    resumed = run(ranks, replace(config, checkpoint=str(tmp_path / "torn"), resume=True, workers=1))
+    assert resumed[0].first_step == 9
+    assert [same(r) for r in resumed] == [same(r) for r in straight]
+
+    wide = run(ranks, replace(config, checkpoint=None, amp=False))
+    assert wide[0].checksum != straight[0].checksum  # bfloat16 was really used
+    assert wide[0].losses == pytest.approx(straight[0].losses, rel=0.05)  # 8 bits of a number are 1 part in 256
+
+
 def test_a_checkpoint_of_another_run_is_refused(ranks, tmp_path):
     path = str(tmp_path / "run")
     run(ranks, replace(QUICK, checkpoint=path))
@@ -275,6 +341,36 @@ def test_a_note_is_said_once_by_rank_0(ranks, tmp_path, capsys):
     launch(train, 2, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90)
     said = [line for line in capsys.readouterr().out.splitlines() if "note" in line]
     assert len(said) == 1 and said[0].startswith("rank 0 | note: saved by 1 ranks, resumed by 2"), said
+
+
+# --- Faster ----------------------------------------------------------------------------------------
+
+
+def with_compile_broken_on_rank_1(rank: int, world_size: int, config: Config) -> Result:
+    torch.set_num_threads(1)
+
+    def broken(function, **options):
+        raise RuntimeError("InvalidCxxCompiler: no compiler found\nand a long story")
+
+    with mock.patch.object(torch, "compile", broken if rank == 1 else lambda function, **options: function):
+        return train(rank, world_size, config)
+
+
+def test_where_one_rank_cannot_compile_no_rank_does_and_the_result_says_so(ranks):
+    plain, asked = run(ranks, QUICK), ranks.run(with_compile_broken_on_rank_1, (replace(QUICK, compile=True),))
+    assert [same(r) for r in asked] == [same(r) for r in plain]
+    for result in asked:
+        (note,) = result.notes
+        assert note.startswith("compile was left out: rank 1 cannot (InvalidCxxCompiler: no compiler found); on CPUs")
+
+
+def test_the_images_follow_the_filters_layout():
+    config = Config(model="resnet18", channels_last=True)
+    model = speed.laid_out(resnet18_small(10, 1), config)
+    seen = []
+    model.layer1[0].conv1.register_forward_hook(lambda module, given, result: seen.append(result))
+    model(torch.rand(4, 1, 8, 8))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last) and not seen[0].is_contiguous()
 
 
 # --- The same program from a terminal --------------------------------------------------------------

@@ -1,0 +1,207 @@
+"""Does the simulation play the events of a step as one would on paper? All timelines here are worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_course.models import resnet18_small
+from ddp_course.parallel.bucketing import plan_buckets
+from ddp_course.scaling import simulate
+from ddp_course.scaling.link import LINKS, Link
+from ddp_course.scaling.simulate import Gradient, Profile, predict
+from ddp_course.spans import exposed_seconds
+from tests.scaling import simulate_on_ranks as on_ranks
+
+# Forward 2 s; four gradients of 100 bytes, 1 s apart in backward; then 1 s of optimizer.
+FOUR = Profile(2.0, tuple(Gradient(name, 100, ready) for ready, name in enumerate("dcba", start=1)), 4.0, 1.0)
+EACH = [["d"], ["c"], ["b"], ["a"]]
+
+
+def of(seconds: float) -> Link:
+    """A link on which two ranks' all_reduce of 100 bytes takes `seconds`: 2 (W - 1) / W of the payload is sent."""
+    return Link("test", 0.0, 100 / seconds)
+
+
+def talk(prediction):
+    return [(span.start_s, span.end_s) for span in prediction.spans if span.lane == "all-reduce"]
+
+
+def test_all_but_the_last_bucket_is_hidden_where_the_link_is_quick():
+    found = predict(FOUR, EACH, 2, of(0.5))
+    assert talk(found) == [(3.0, 3.5), (4.0, 4.5), (5.0, 5.5), (6.0, 6.5)]
+    assert (found.step_s, found.exposed_s, found.hidden_s) == (7.5, 0.5, 1.5)
+    assert "The last bucket bounds the step" in found.bound
+
+
+def test_buckets_queue_where_the_link_is_slow():
+    found = predict(FOUR, EACH, 2, of(2.0))
+    assert talk(found) == [(3.0, 5.0), (5.0, 7.0), (7.0, 9.0), (9.0, 11.0)]
+    assert (found.step_s, found.exposed_s, found.hidden_s) == (12.0, 5.0, 3.0)
+    assert "bandwidth bounds the step" in found.bound
+
+
+def test_one_bucket_hides_nothing():
+    for plan in ([list("dcba")], 400, 1e9):
+        found = predict(FOUR, plan, 2, of(0.5), first_cap_bytes=1e9)
+        assert talk(found) == [(6.0, 8.0)]
+        assert (found.step_s, found.exposed_s, found.hidden_s) == (9.0, 2.0, 0.0)
+
+
+def test_everything_is_hidden_where_the_model_computes_on_after_the_last_gradient():
+    longer = Profile(2.0, FOUR.gradients, 5.0, 1.0)
+    found = predict(longer, EACH, 2, of(1.0))
+    assert (found.step_s, found.exposed_s, found.hidden_s) == (8.0, 0.0, 4.0)
+    assert found.bound == "Computing bounds the step: 100% of the communication is hidden behind it."
+
+
+def test_one_rank_sends_nothing():
+    costly = Profile(2.0, FOUR.gradients, 4.0, 1.0, launch_s=1.0)
+    found = predict(costly, EACH, 1, of(1.0))
+    assert (found.step_s, found.exposed_s, found.hidden_s, talk(found)) == (7.0, 0.0, 0.0, [])
+    assert "one rank has nobody to talk to" in found.bound
+
+
+def test_accumulation_communicates_in_the_last_pass_only():
+    found = predict(FOUR, EACH, 2, of(0.5), accumulation=3)
+    assert talk(found)[0] == (15.0, 15.5) and len(talk(found)) == 4
+    assert (found.step_s, found.exposed_s) == (3 * 6 + 0.5 + 1, 0.5)
+    assert [span.start_s for span in found.spans if span.lane == "backward"] == [2.0, 8.0, 14.0]
+
+
+def test_buckets_leave_in_the_order_of_the_plan():
+    # "a" is there last, and the second bucket waits for the first.
+    found = predict(FOUR, [["d", "a"], ["c", "b"]], 2, of(0.25))
+    assert talk(found) == [(6.0, 6.5), (6.5, 7.0)]
+
+
+def test_what_a_bucket_takes_from_the_processor_delays_the_gradients_after_it():
+    costly = Profile(2.0, FOUR.gradients, 4.0, 1.0, launch_s=0.25, busy_s_per_byte=0.0025)
+    found = predict(costly, EACH, 2, of(0.5))
+    # Each of the first three delays all that comes later by half a second; after the last nothing comes.
+    assert [start for start, _ in talk(found)] == [3.0, 4.5, 6.0, 7.5]
+    assert (found.step_s, found.exposed_s) == (9.0, 0.5)
+
+
+def test_ring_and_tree_cost_what_they_cost_elsewhere():
+    link = Link("test", 0.125, 100.0)
+    ring, tree = (predict(FOUR, [list("dcba")], 4, link, algorithm) for algorithm in ("ring", "tree"))
+    assert ring.exposed_s == pytest.approx(6 * (0.125 + 1.0))
+    assert tree.exposed_s == pytest.approx(4 * (0.125 + 4.0))
+
+
+def test_latency_is_named_where_it_bounds():
+    found = predict(FOUR, EACH, 2, Link("far", 5.0, 1e9))
+    assert found.bound == ("Latency bounds the step: 4 buckets pay it one by one; larger buckets pay it less often.")
+
+
+def test_spans_say_simulated_and_agree_with_the_sums():
+    found = predict(FOUR, EACH, 2, of(2.0), accumulation=2)
+    assert all("simulated" in span.name for span in found.spans if span.lane == "all-reduce")
+    assert exposed_seconds(found.spans) == pytest.approx(found.exposed_s)
+    assert found.spans[-1].lane == "optimizer" and found.spans[-1].end_s == pytest.approx(found.step_s)
+    assert found.talking_s == pytest.approx(8.0)
+
+
+def test_a_cap_gives_the_buckets_that_the_replica_would_make():
+    named = list(resnet18_small(10).named_parameters())
+    gradients = tuple(Gradient(name, param.nbytes, float(place)) for place, (name, param) in enumerate(reversed(named)))
+    profile = Profile(1.0, gradients, float(len(gradients)), 1.0)
+    for cap in (100_000, 5_000_000, 25 * 2**20):
+        ours = [[gradient.name for gradient in bucket] for bucket in simulate.plan_of(profile, cap)]
+        plan = plan_buckets(named, cap, min(cap, 2**20))
+        assert ours == [list(bucket.names) for bucket in plan]
+        assert predict(profile, plan, 4, LINKS["1gbe"]) == predict(profile, cap, 4, LINKS["1gbe"])
+
+
+def test_another_model_s_plan_is_refused():
+    with pytest.raises(ValueError, match="plan and profile differ in a, z; take both from the same model"):
+        predict(FOUR, [["d", "c", "b", "z"]], 2, of(1.0))
+    with pytest.raises(ValueError, match="plan and profile differ in d"):
+        predict(FOUR, [["d", "d", "c", "b", "a"]], 2, of(1.0))
+    with pytest.raises(ValueError, match="at least 1 rank and 1 pass, found 0 and 1"):
+        predict(FOUR, EACH, 0, of(1.0))
+
+
+def test_the_best_bucket_is_neither_the_smallest_nor_the_largest():
+    # 0.5 s of latency a bucket: four buckets queue, one hides nothing, two of 200 bytes are best.
+    link = Link("test", 0.25, 200.0)
+    caps = (100, 200, 400)
+    steps = {cap: found.step_s for cap, found in simulate.sweep_buckets(FOUR, 2, link, caps).items()}
+    assert steps == {100: 2 + 5 + 1, 200: 2 + 5.5 + 1, 400: 2 + 6.5 + 1}
+    slower = Link("test", 0.75, 200.0)
+    steps = {cap: found.step_s for cap, found in simulate.sweep_buckets(FOUR, 2, slower, caps).items()}
+    assert steps == {100: 2 + 9 + 1, 200: 2 + 7 + 1, 400: 2 + 7.5 + 1}
+    assert simulate.best_bucket(FOUR, 2, slower, caps) == 200
+    assert simulate.best_bucket(FOUR, 1, slower, caps) == 400  # all the same: the largest
+
+
+def test_a_ring_of_1024_pays_its_latency_and_hardly_more_bytes():
+    link = Link("test", 0.001, 1000.0)
+    found = simulate.sweep_ranks(FOUR, 1e9, link, (1, 2, 4, 8, 64, 1024), first_cap_bytes=1e9)
+    assert list(found) == [1, 2, 4, 8, 64, 1024]
+    assert [prediction.exposed_s for prediction in found.values()] == pytest.approx(
+        [2 * (ranks - 1) * (0.001 + 0.4 / ranks) for ranks in found]
+    )
+    assert found[1024].step_s > 2 * 1023 * 0.001 + 7 > found[64].step_s
+
+
+def test_twice_the_rows_compute_twice_as_long_and_send_as_much():
+    double = FOUR.with_batch(2)
+    assert (double.forward_s, double.backward_s, double.optimizer_s, double.nbytes) == (4.0, 8.0, 1.0, 400)
+    assert [gradient.ready_s for gradient in double.gradients] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_overheads_are_a_line_over_the_number_of_buckets():
+    found = simulate.with_overheads(FOUR, {2: 0.5, 6: 0.7, 10: 0.9})
+    assert found.launch_s == pytest.approx(0.05)
+    assert found.busy_s_per_byte * 400 == pytest.approx(0.4)
+    assert simulate.with_overheads(FOUR, {2: 0.5, 6: 0.1}).launch_s == 0  # noise: no launch gains time
+    with pytest.raises(ValueError, match="expected the seconds of two numbers of buckets or more, found 1"):
+        simulate.with_overheads(FOUR, {2: 0.5})
+
+
+def test_the_median_profile_has_the_median_of_every_moment():
+    other = Profile(5.0, tuple(g._replace(ready_s=g.ready_s * 3) for g in FOUR.gradients), 12.0, 0.5)
+    third = Profile(3.0, tuple(g._replace(ready_s=g.ready_s + 1) for g in FOUR.gradients), 5.0, 2.0)
+    found = simulate.median_profile([FOUR, other, third])
+    assert (found.forward_s, found.backward_s, found.optimizer_s) == (3.0, 5.0, 1.0)
+    assert [gradient.ready_s for gradient in found.gradients] == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_profile_knows_every_gradient_in_the_order_of_backward():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    before = model[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profile = simulate.profile_model(model, (torch.randn(5, 6),), lambda y: y.square().mean(), optimizer, repeats=3)
+    assert [gradient.name for gradient in profile.gradients] == [
+        name for name, _ in reversed(list(model.named_parameters()))
+    ]
+    assert [gradient.nbytes for gradient in profile.gradients] == [12, 96, 32, 256, 32, 192]
+    # A layer's gradients come after those of the layers behind it.
+    ready = {gradient.name: gradient.ready_s for gradient in profile.gradients}
+    assert 0 < ready["4.weight"] < ready["2.weight"] < ready["0.weight"] <= profile.backward_s
+    assert profile.forward_s > 0 and profile.optimizer_s > 0
+    assert not torch.equal(before, model[0].weight)  # it has trained
+    assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
+
+
+def test_a_silent_parameter_is_named():
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
+    model.forward = lambda x: model["used"](x)
+    with pytest.raises(ValueError, match="no gradient for idle.weight, idle.bias; profile a step that uses every"):
+        simulate.profile_model(model, (torch.ones(1, 2),), torch.sum)
+
+
+@pytest.mark.timeout(60)
+def test_over_all_ranks_every_moment_is_the_slowest_rank_s(two_ranks):
+    for merged, own, launched, profile in two_ranks.run(on_ranks.slow_second_rank):
+        assert merged.forward_s == 3.0 and merged.optimizer_s == 2.0
+        # Rank 0 is ahead in forward and behind in backward.
+        assert [gradient.ready_s for gradient in merged.gradients] == [1.0, 4.0]
+        assert merged.backward_s == 4.0
+        assert own in ((1.0, 6.0), (3.0, 2.0))
+        assert launched == 0  # inside no_sync nothing travels
+        assert profile.nbytes == 4 * (6 * 3 + 3)

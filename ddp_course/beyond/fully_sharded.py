@@ -72,10 +72,15 @@ def watch_step(model: nn.Module, units: list[nn.Module], x: torch.Tensor, y: tor
     def note(moment: str) -> None:
         seen.append((moment, held_bytes(model)))
 
-    handles = []
-    for unit in units:  # these hooks were registered later than fully_shard's own, so the unit is whole when they run
-        handles.append(unit.register_forward_pre_hook(lambda unit, _: note(f"forward of {names[unit]}")))
-        handles.append(unit.register_full_backward_pre_hook(lambda unit, _: note(f"backward of {names[unit]}")))
+    def before_forward(unit: nn.Module, _: tuple) -> None:
+        note(f"forward of {names[unit]}")
+
+    def after_forward(unit: nn.Module, _: tuple, output: torch.Tensor) -> None:
+        output.register_hook(lambda _: note(f"backward of {names[unit]}"))
+
+    # Registered later than fully_shard's own hooks, these run later: the unit that is about to compute is whole.
+    handles = [unit.register_forward_pre_hook(before_forward) for unit in units]
+    handles += [unit.register_forward_hook(after_forward) for unit in units]
     loss = F.cross_entropy(model(x), y)
     note("between")
     loss.backward()

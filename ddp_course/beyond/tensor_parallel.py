@@ -38,7 +38,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grad = grad.contiguous().clone()  # autograd may hold the same memory elsewhere
+        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may hold the same memory elsewhere
         dist.all_reduce(grad, group=ctx.group)
         return grad, None
 
@@ -48,7 +48,7 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-        x = x.contiguous().clone()
+        x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x, group=group)
         return x
 

@@ -12,6 +12,7 @@ from ddp_course.draw.processes import all_reduce, collective_calls, processes
 from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replicas import conditions, drift
 from ddp_course.draw.sampling import dealt, halves, orders
+from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split
 from ddp_course.draw.statistics import combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour, text_problems, texts_of
 from ddp_course.draw.timeline import timeline
@@ -25,6 +26,7 @@ __all__ = [
     "bucket_sweep",
     "collective",
     "collective_calls",
+    "collective_fit",
     "combined_statistics",
     "conditions",
     "cost_curves",
@@ -55,10 +57,13 @@ __all__ = [
     "rendezvous",
     "resume_differences",
     "ring_steps",
+    "scaling_curve",
+    "scaling_report",
     "shard_gradients",
     "shards",
     "size_text",
     "statistics_noise",
+    "step_split",
     "subgroups",
     "sums_and_counts",
     "text_problems",

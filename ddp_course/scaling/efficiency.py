@@ -67,13 +67,14 @@ class Scaling:
     def throughput(self, world_size: int) -> Interval:
         """Rows in a second, over all ranks: all rows by all seconds, not the mean of rates."""
         rows = [float(sample.rows) for sample in self.samples[world_size]]
-        return ratio_interval(rows, [sample.step_s for sample in self.samples[world_size]])
+        return _no_less_than_nothing(ratio_interval(rows, [s.step_s for s in self.samples[world_size]]))
 
     def efficiency(self, world_size: int) -> Interval:
         """Throughput of a rank against that of a rank in the smallest run; 1 is all that can be had."""
         here, alone = self.samples[world_size], self.samples[self.base]
         fair = self._fair(world_size)
-        return ratio_interval([fair * sample.step_s for sample in alone], [sample.step_s for sample in here])
+        ratio = ratio_interval([fair * sample.step_s for sample in alone], [sample.step_s for sample in here])
+        return _no_less_than_nothing(ratio)
 
     def missing(self, world_size: int) -> dict[str, Interval]:
         """What each part of the step takes of the efficiency; together they are what is missing to 1.
@@ -161,6 +162,11 @@ class Scaling:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def _no_less_than_nothing(rate: Interval) -> Interval:
+    """The bell curve of a few wild rounds may reach below 0; no rate does."""
+    return Interval(rate.value, max(0.0, rate.low), max(0.0, rate.high))
 
 
 def _ranks(world_size: int) -> str:

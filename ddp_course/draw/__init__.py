@@ -4,7 +4,16 @@ from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
+from ddp_course.draw.end_to_end import (
+    changed_images,
+    class_accuracies,
+    distances,
+    learning_curves,
+    learning_rates,
+    number_formats,
+)
 from ddp_course.draw.failures import hang, ladder, lateness
+from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
 from ddp_course.draw.levers import beside_published, cost_of_a_row, lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
@@ -19,11 +28,14 @@ from ddp_course.draw.timeline import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
 
 __all__ = [
+    "accumulation_step",
     "agents",
     "all_reduce",
     "beside_published",
     "bucket_plan",
     "bucket_sweep",
+    "changed_images",
+    "class_accuracies",
     "collective",
     "collective_calls",
     "collective_fit",
@@ -33,14 +45,19 @@ __all__ = [
     "cost_of_a_row",
     "data_parallel_step",
     "dealt",
+    "dealt_windows",
+    "distances",
     "drift",
     "gradient_noise",
     "halves",
     "hang",
-    "ladder",
     "killed_run",
+    "ladder",
     "landings",
+    "language_losses",
     "lateness",
+    "learning_curves",
+    "learning_rates",
     "lever",
     "loss_curves",
     "losses",
@@ -48,6 +65,7 @@ __all__ = [
     "many_ranks",
     "mean_weights",
     "message_rounds",
+    "number_formats",
     "orders",
     "own_losses",
     "processes",

@@ -175,13 +175,13 @@ def _on_stage(
     moments = []
     for at in range(len(units) - 1, -1, -1):  # backward: the last unit first
         unit = units[at]
-        temporary = unit.working + _cached(units[: at + 1], kind, divided)
-        if divided < 2:  # a gradient is computed beside the one it is added to, or before it takes its place
-            temporary += max(unit.tensors, default=0) * kind.gradient
+        if divided >= 2:
+            temporary = _whole_layers(units, at, kind, divided, data)
+        else:  # a gradient is computed beside the one it is added to, or before it takes its place
+            cached = sum(each.parameters for each in units[: at + 1]) * kind.cached
+            temporary = unit.working + cached + max(unit.tensors, default=0) * kind.gradient
         # A tied weight's first gradient waits for the second, which comes when its owner's backward runs.
         temporary += sum(each.shared for each in units[at:]) * kind.gradient * (at > 0)
-        if divided >= 2:
-            temporary += _gathered(units, at, kind, divided, data)
         if strategy.replicas_in_one_process:
             temporary += units[-1].scratch * data  # the outputs of all replicas come to the first GPU
         moments.append(Memory(parameters, gradients, state, kept, buckets, temporary, f"backward of the {unit.name}"))
@@ -206,17 +206,17 @@ def _fullest(sizes: Sequence[int], ranks: int) -> int:
     return max(filled)
 
 
-def _cached(units: Sequence[Unit], kind: Precision, divided: int) -> float:
-    # FSDP casts before it gathers, so that autocast finds nothing to cast.
-    return 0.0 if divided >= 2 else sum(unit.parameters for unit in units) * kind.cached
-
-
-def _gathered(units: Sequence[Unit], at: int, kind: Precision, divided: int, data: int) -> float:
-    """Whole layers that live for a moment in FSDP's backward: weights, their gradient, and the copy that is sent."""
+def _whole_layers(units: Sequence[Unit], at: int, kind: Precision, divided: int, data: int) -> float:
+    """Bytes of whole layers that live for a moment in FSDP's backward, the working tensors of `units[at]` included."""
     here = units[at].parameters
-    ahead = units[at - 1].parameters if at else 0  # gathered while this one computes
-    whole = sum(unit.parameters for unit in units[: at + 1]) if divided == 2 else here + ahead
-    return whole * kind.compute + 2 * here * kind.compute + here * kind.gradient / data
+    # While a unit computes, the one before it is gathered already. Without resharding all before it are whole.
+    earlier = [unit.parameters for unit in units[:at] if unit.parameters]
+    before = sum(earlier[-1:] if divided == 3 else earlier)
+    computing = 2 * here * kind.compute + units[at].working  # its weights and their gradient
+    # Then the weights go, and the gradient is copied for its reduce_scatter, which leaves a shard. Of the working
+    # tensors, the gradient of the unit's input stays.
+    sending = 2 * here * kind.compute + here * kind.gradient / data + units[at].working / 2
+    return before * kind.compute + max(computing, sending)
 
 
 def communication(

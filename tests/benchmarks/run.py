@@ -28,6 +28,7 @@ BENCHMARKS = {
     "collectives": "tests.benchmarks.collectives",  # the course's ring and tree beside torch's all_reduce
     "sampler": "tests.benchmarks.sampler",  # first index, memory and speed of a shuffled epoch beside torch's
     "ddp": "tests.benchmarks.ddp",  # a step of the course's replicas beside torch's DistributedDataParallel
+    "simulation": "tests.benchmarks.simulation",  # predicted and measured steps over the simulated link; overlap
     "checkpoint": "tests.benchmarks.checkpoint",  # a sealed, atomic save and a checked load beside torch's
     "recovery": "tests.benchmarks.recovery",  # what checkpoints cost while training, and the time from a kill on
     "checks": "tests.benchmarks.checks",  # how long a learner waits for the check of an exercise

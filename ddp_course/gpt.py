@@ -46,7 +46,7 @@ class GPTShape:
 
 SIZES = {
     "tiny": GPTShape(layers=2, heads=2, width=32, context=32),  # for tests
-    "mini": GPTShape(layers=4, heads=4, width=128, context=128),  # learns Python's looks on two cores
+    "mini": GPTShape(layers=4, heads=4, width=128, context=64),  # learns Python's looks on two cores
     "small": GPTShape(layers=6, heads=6, width=384, context=256),
     "gpt2": GPTShape(layers=12, heads=12, width=768, context=1024, vocabulary=50257),
 }

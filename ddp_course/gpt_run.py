@@ -38,8 +38,8 @@ class GPTConfig:
 
     text: str | None = option(None, "a folder of Python files (default: Python's standard library)", free=True)
     size: str = option("mini", "how large the model is", tuple(SIZES))
-    steps: int = option(500, "updates of the weights, those of a resumed run included")
-    local_batch: int = option(4, "windows of one micro-batch on one rank")
+    steps: int = option(400, "updates of the weights, those of a resumed run included")
+    local_batch: int = option(8, "windows of one micro-batch on one rank")
     accumulation: int = option(2, "micro-batches in a step")
     lr: float = option(5e-3, "learning rate at the end of the warm-up")
     warmup: int = option(40, "steps in which the learning rate rises")

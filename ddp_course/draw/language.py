@@ -1,0 +1,124 @@
+"""How is a text dealt to ranks, what happens in a step with accumulation, and how well does a model foretell a text?
+
+Three pictures of lesson 16. The first two show an order, so their axes are no clock. The third shows losses, with the
+losses of models that know nothing beside them.
+
+Read next: `overview.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from ddp_course.draw.style import (
+    FAINT,
+    INK,
+    LABEL,
+    MUTED,
+    RANK_COLOURS,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    chart,
+    label,
+    rank_colour,
+)
+
+LEFT = 1.35  # inches for the names of the rows
+
+
+def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, position: int) -> Figure:
+    """A text cut into windows: above as it stands, below in the epoch's order, each with the rank that reads it.
+
+    Args:
+        order: the window at each place of the epoch.
+        position: how many of them all ranks together have read.
+    """
+    length, together = len(order), world_size * local_batch
+    step = (WIDTH - LEFT - 0.2) / length
+    figure, ax = canvas(2.75)
+    owner = {window: place % world_size for place, window in enumerate(order) if place < length // together * together}
+    for row, (name, note, windows) in enumerate(
+        (("the text", "windows as they stand", range(length)), ("the epoch", "the same, shuffled", order))
+    ):
+        y = 1.75 - 1.15 * row
+        label(ax, 0.12, y + 0.37, name, align="left", bold=True)
+        label(ax, 0.12, y + 0.12, note if row else "cut in windows", align="left", size=SMALL, ink=MUTED)
+        for place, window in enumerate(windows):
+            colour = rank_colour(owner[window]) if window in owner else FAINT
+            look = {"fill": window in order[:position], "ink": INK if window in owner else MUTED, "size": SMALL}
+            box(
+                ax, LEFT + step * place, y, step - 0.05, 0.5, f"{window}", colour=colour, fill=read, size=SMALL, ink=ink
+            )
+    x = LEFT + step * position - 0.025
+    ax.plot([x, x], [0.45, 1.3], color=INK, linewidth=2)
+    label(ax, min(x, WIDTH - 0.6), 1.45, f"position {position}", size=SMALL, bold=True)
+    x = LEFT
+    for rank in range(world_size):
+        box(ax, x, 0.1, 0.2, 0.2, colour=rank_colour(rank))
+        label(ax, x + 0.28, 0.2, f"rank {rank}", align="left", size=SMALL)
+        x += 1.0
+    label(ax, x + 0.1, 0.2, "filled: read. grey: fills no batch on every rank", align="left", size=SMALL, ink=MUTED)
+    return figure
+
+
+def accumulation_step(world_size: int, accumulation: int) -> Figure:
+    """One step in order: micro-batches in silence, the last one with the average, then clipping and the update."""
+    figure, ax = canvas(0.75 * world_size + 1.35)
+    unit = (WIDTH - LEFT - 0.2) / (accumulation + 2.6)
+    height = 0.75 * world_size
+    for rank in range(world_size):
+        y, colour = height - 0.75 * rank, rank_colour(rank)
+        label(ax, 0.12, y + 0.25, f"rank {rank}", align="left", bold=True)
+        for micro in range(accumulation):
+            text = f"micro-batch {micro}" if accumulation < 4 else f"{micro}"
+            box(ax, LEFT + unit * micro, y, unit - 0.1, 0.5, text, colour=colour, size=SMALL)
+        x = LEFT + unit * (accumulation + 0.75)
+        box(ax, x, y, unit * 0.75 - 0.08, 0.5, "clip", colour=SHARED, size=SMALL)
+        box(ax, x + unit * 0.95, y, unit * 0.85 - 0.08, 0.5, "update", colour=SHARED, size=SMALL)
+    x = LEFT + unit * accumulation + 0.02
+    box(ax, x, 0.75, unit * 0.6, height - 0.25, "average", colour=RANK_COLOURS[4], size=SMALL)
+    silent = unit * (accumulation - 1)
+    if accumulation > 1:
+        _brace(ax, LEFT, LEFT + silent - 0.1, height + 0.72, "no_sync: gradients add up, nothing is sent")
+    last = LEFT + silent
+    ax.plot([last, x + unit * 0.6], [0.55, 0.55], color=RANK_COLOURS[4], linewidth=2)
+    label(ax, (last + x + unit * 0.6) / 2, 0.33, "DDP averages the sums", size=SMALL)
+    label(ax, x + unit * 1.72, 0.33, "every rank, the same numbers", size=SMALL)
+    arrow(ax, (LEFT, 0.1), (WIDTH - 0.2, 0.1))
+    return figure
+
+
+def _brace(ax, start: float, end: float, y: float, text: str) -> None:
+    ax.plot([start, end], [y, y], color=MUTED, linewidth=2)
+    middle = max((start + end) / 2, start + 1.6)
+    label(ax, middle, y + 0.2, text, size=SMALL)
+
+
+def language_losses(
+    losses: Sequence[float], held_out: Sequence[tuple[int, float]], others: Mapping[str, float] | None = None
+) -> Figure:
+    """The loss of each step, and held-out losses as points; with horizontal lines for simpler models.
+
+    Args:
+        losses: nats per byte over all ranks' rows, one a step.
+        held_out: step and loss.
+        others: names and losses of what to compare with.
+    """
+    figure, ax = chart(3.6)
+    ax.plot(range(1, len(losses) + 1), losses, color=RANK_COLOURS[0], linewidth=1, label="training, all ranks")
+    steps, values = zip(*held_out, strict=True)
+    ax.plot(steps, values, "o-", color=RANK_COLOURS[4], label="held-out text, all ranks")
+    for name, loss in (others or {}).items():
+        ax.axhline(loss, color=MUTED, linestyle="--", linewidth=1)
+        ax.text(len(losses), loss + 0.06, name, ha="right", va="bottom", fontsize=SMALL, color=MUTED)
+    ax.set_xlabel("step", fontsize=LABEL)
+    ax.set_ylabel("nats per byte", fontsize=LABEL)
+    ax.set_ylim(1, max([*losses, *(others or {}).values()]) + 0.5)
+    ax.legend(frameon=False, fontsize=SMALL, loc="upper center")
+    return figure

@@ -1,0 +1,63 @@
+"""Do the pictures of lesson 16 show the numbers they were given, and stay readable?"""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_course import draw
+from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
+
+ORDER = [7, 2, 11, 0, 9, 4, 12, 1, 5, 8, 3, 10, 6]
+LOSSES = [5.5 - 3.5 * step / 100 for step in range(100)]
+OTHERS = {"all bytes alike": 5.545, "how often each byte comes": 3.2}
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def pictures():
+    yield dealt_windows(ORDER, 2, 2, 4)
+    yield dealt_windows(ORDER, 3, 1, 0)
+    yield dealt_windows(list(range(16)), 4, 2, 16)
+    yield accumulation_step(2, 3)
+    yield accumulation_step(2, 1)
+    yield accumulation_step(4, 8)
+    yield language_losses(LOSSES, [(50, 3.9), (100, 2.1)], OTHERS)
+    yield language_losses(LOSSES, [(100, 2.1)])
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_dealt_windows_shows_each_window_twice_and_fills_those_read():
+    figure = dealt_windows(ORDER, 2, 2, 4)
+    texts = draw.texts_of(figure)
+    assert all(texts.count(f"{window}") == 2 for window in range(13)) and "position 4" in texts
+    filled = [shape for shape in figure.axes[0].patches if shape.get_facecolor()[:3] != (1.0, 1.0, 1.0)]
+    assert len(filled) == 2 * 4 + 2  # in both rows, and the legend's
+
+
+def test_accumulation_step_has_one_average_and_all_micro_batches():
+    texts = draw.texts_of(accumulation_step(2, 3))
+    assert [texts.count(f"micro-batch {micro}") for micro in range(4)] == [2, 2, 2, 0]
+    assert (texts.count("average"), texts.count("clip"), texts.count("update")) == (1, 2, 2)
+    assert not any("no_sync" in text for text in draw.texts_of(accumulation_step(2, 1)))
+
+
+def test_language_losses_draws_what_it_was_given():
+    figure = language_losses(LOSSES, [(50, 3.9), (100, 2.1)], OTHERS)
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert list(lines["training, all ranks"].get_ydata()) == LOSSES
+    assert list(lines["held-out text, all ranks"].get_xdata()) == [50, 100]
+    assert set(OTHERS) <= set(draw.texts_of(figure))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.style import (
@@ -30,6 +31,7 @@ from ddp_course.draw.style import (
 )
 
 LEFT = 1.35  # inches for the names of the rows
+TAIL = 2.9  # inches for what follows the micro-batches
 
 
 def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, position: int) -> Figure:
@@ -44,17 +46,15 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
     figure, ax = canvas(2.75)
     owner = {window: place % world_size for place, window in enumerate(order) if place < length // together * together}
     for row, (name, note, windows) in enumerate(
-        (("the text", "windows as they stand", range(length)), ("the epoch", "the same, shuffled", order))
+        (("the text", "cut in windows", range(length)), ("the epoch", "shuffled", order))
     ):
         y = 1.75 - 1.15 * row
         label(ax, 0.12, y + 0.37, name, align="left", bold=True)
-        label(ax, 0.12, y + 0.12, note if row else "cut in windows", align="left", size=SMALL, ink=MUTED)
+        label(ax, 0.12, y + 0.12, note, align="left", size=SMALL, ink=MUTED)
         for place, window in enumerate(windows):
             colour = rank_colour(owner[window]) if window in owner else FAINT
             look = {"fill": window in order[:position], "ink": INK if window in owner else MUTED, "size": SMALL}
-            box(
-                ax, LEFT + step * place, y, step - 0.05, 0.5, f"{window}", colour=colour, fill=read, size=SMALL, ink=ink
-            )
+            box(ax, LEFT + step * place, y, step - 0.05, 0.5, f"{window}", colour=colour, **look)
     x = LEFT + step * position - 0.025
     ax.plot([x, x], [0.45, 1.3], color=INK, linewidth=2)
     label(ax, min(x, WIDTH - 0.6), 1.45, f"position {position}", size=SMALL, bold=True)
@@ -63,41 +63,37 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
         box(ax, x, 0.1, 0.2, 0.2, colour=rank_colour(rank))
         label(ax, x + 0.28, 0.2, f"rank {rank}", align="left", size=SMALL)
         x += 1.0
-    label(ax, x + 0.1, 0.2, "filled: read. grey: fills no batch on every rank", align="left", size=SMALL, ink=MUTED)
+    label(ax, x + 0.1, 0.2, "filled: read; grey: left out", align="left", size=SMALL, ink=MUTED)
     return figure
 
 
 def accumulation_step(world_size: int, accumulation: int) -> Figure:
     """One step in order: micro-batches in silence, the last one with the average, then clipping and the update."""
     figure, ax = canvas(0.75 * world_size + 1.35)
-    unit = (WIDTH - LEFT - 0.2) / (accumulation + 2.6)
-    height = 0.75 * world_size
+    unit, height = (WIDTH - LEFT - TAIL - 0.1) / accumulation, 0.75 * world_size
+    average = LEFT + unit * accumulation
+    clip, update = average + 1.05, average + 1.95
     for rank in range(world_size):
         y, colour = height - 0.75 * rank, rank_colour(rank)
         label(ax, 0.12, y + 0.25, f"rank {rank}", align="left", bold=True)
         for micro in range(accumulation):
             text = f"micro-batch {micro}" if accumulation < 4 else f"{micro}"
             box(ax, LEFT + unit * micro, y, unit - 0.1, 0.5, text, colour=colour, size=SMALL)
-        x = LEFT + unit * (accumulation + 0.75)
-        box(ax, x, y, unit * 0.75 - 0.08, 0.5, "clip", colour=SHARED, size=SMALL)
-        box(ax, x + unit * 0.95, y, unit * 0.85 - 0.08, 0.5, "update", colour=SHARED, size=SMALL)
-    x = LEFT + unit * accumulation + 0.02
-    box(ax, x, 0.75, unit * 0.6, height - 0.25, "average", colour=RANK_COLOURS[4], size=SMALL)
-    silent = unit * (accumulation - 1)
+        box(ax, clip, y, 0.75, 0.5, "clip", colour=SHARED, size=SMALL)
+        box(ax, update, y, 0.85, 0.5, "update", colour=SHARED, size=SMALL)
+    box(ax, average, 0.75, 0.9, height - 0.25, "average", colour=RANK_COLOURS[4], size=SMALL)
     if accumulation > 1:
-        _brace(ax, LEFT, LEFT + silent - 0.1, height + 0.72, "no_sync: gradients add up, nothing is sent")
-    last = LEFT + silent
-    ax.plot([last, x + unit * 0.6], [0.55, 0.55], color=RANK_COLOURS[4], linewidth=2)
-    label(ax, (last + x + unit * 0.6) / 2, 0.33, "DDP averages the sums", size=SMALL)
-    label(ax, x + unit * 1.72, 0.33, "every rank, the same numbers", size=SMALL)
-    arrow(ax, (LEFT, 0.1), (WIDTH - 0.2, 0.1))
+        _line(ax, LEFT, average - unit - 0.1, height + 0.72, MUTED, "no_sync: gradients add up, nothing is sent", 0.2)
+    _line(ax, average - unit, average + 0.9, 0.55, RANK_COLOURS[4], "one average", -0.2)
+    label(ax, (clip + update + 0.85) / 2, 0.35, "alike on every rank", size=SMALL)
+    arrow(ax, (LEFT, 0.1), (WIDTH - 0.1, 0.1))
     return figure
 
 
-def _brace(ax, start: float, end: float, y: float, text: str) -> None:
-    ax.plot([start, end], [y, y], color=MUTED, linewidth=2)
-    middle = max((start + end) / 2, start + 1.6)
-    label(ax, middle, y + 0.2, text, size=SMALL)
+def _line(ax: Axes, start: float, end: float, y: float, colour: str, text: str, above: float) -> None:
+    """A line over what belongs together, with its name."""
+    ax.plot([start, end], [y, y], color=colour, linewidth=2)
+    label(ax, max((start + end) / 2, LEFT + 1.4), y + above, text, size=SMALL)
 
 
 def language_losses(

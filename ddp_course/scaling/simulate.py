@@ -121,7 +121,15 @@ def predict(
         exposed_s,
         sum(costs) - exposed_s if exposed_s < sum(costs) else 0.0,
         tuple(sorted([*spans, *talk], key=lambda span: span.start_s)),
-        _bound(len(plan), exposed_s, end_s + profile.optimizer_s, sum(costs), latency_s, last_queued),
+        _bound(
+            len(plan),
+            exposed_s,
+            end_s + profile.optimizer_s,
+            sum(costs),
+            latency_s,
+            profile.backward_s,
+            last_queued,
+        ),
     )
 
 
@@ -179,15 +187,27 @@ def _computing(
     return [*spans, Span("optimizer", at_s + exposed_s, at_s + exposed_s + profile.optimizer_s, "optimizer")]
 
 
-def _bound(buckets: int, exposed_s: float, step_s: float, talking_s: float, latency_s: float, last_queued: bool) -> str:
+def _bound(
+    buckets: int,
+    exposed_s: float,
+    step_s: float,
+    talking_s: float,
+    latency_s: float,
+    backward_s: float,
+    last_queued: bool,
+) -> str:
     if not talking_s:
         return "Computing bounds the step: one rank has nobody to talk to."
     if exposed_s < 0.02 * step_s:
         return f"Computing bounds the step: {1 - exposed_s / talking_s:.0%} of the communication is hidden behind it."
     if latency_s > talking_s / 2:
+        if buckets == 1:
+            return "Latency bounds the step, though one bucket pays it only once: send it in fewer rounds."
         return f"Latency bounds the step: {buckets} buckets pay it one by one; larger buckets pay it less often."
     if last_queued:
         return "The link's bandwidth bounds the step: buckets queue for it, and no bucket size sends fewer bytes."
+    if buckets == 1 and talking_s > backward_s:
+        return "The link's bandwidth bounds the step: it takes longer than backward, which could hide only a part."
     return "The last bucket bounds the step: nothing is left to compute behind which it could hide; make it smaller."
 
 

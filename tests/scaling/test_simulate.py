@@ -94,6 +94,13 @@ def test_ring_and_tree_cost_what_they_cost_elsewhere():
 def test_latency_is_named_where_it_bounds():
     found = predict(FOUR, EACH, 2, Link("far", 5.0, 1e9))
     assert found.bound == ("Latency bounds the step: 4 buckets pay it one by one; larger buckets pay it less often.")
+    found = predict(FOUR, 1e9, 2, Link("far", 5.0, 1e9), first_cap_bytes=1e9)
+    assert found.bound == "Latency bounds the step, though one bucket pays it only once: send it in fewer rounds."
+
+
+def test_one_bucket_that_takes_longer_than_backward_is_not_told_that_it_could_hide():
+    slow, quick = (predict(FOUR, 1e9, 2, of(seconds), first_cap_bytes=1e9) for seconds in (4.0, 0.5))
+    assert "takes longer than backward" in slow.bound and "The last bucket bounds the step" in quick.bound
 
 
 def test_spans_say_simulated_and_agree_with_the_sums():

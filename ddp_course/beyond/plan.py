@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ddp_course.beyond.activations import Unit
-from ddp_course.beyond.memory import LOOPS, OPTIMIZERS, PRECISIONS, Memory
+from ddp_course.beyond.memory import LOOPS, OPTIMIZERS, PRECISIONS, Memory, Strategy
 from ddp_course.beyond.options import FREE, Option, Question, options
 
-__all__ = ["Plan", "main", "plan", "to_bytes", "to_count"]
+__all__ = ["Plan", "in_torch", "main", "plan", "to_bytes", "to_count"]
 
 GB = 1e9
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -223,7 +223,23 @@ def _communication(answer: Plan) -> list[str]:
 
 
 def _advice(answer: Plan) -> list[str]:
-    return [answer.reasons, *(f"- {change}" for change in answer.changes)]
+    best = answer.recommended
+    made = [f"In torch: {in_torch(best.strategy)}."] if best else []
+    return [answer.reasons, *made, *(f"- {change}" for change in answer.changes)]
+
+
+def in_torch(strategy: Strategy) -> str:
+    """Say with what a strategy is made in torch."""
+    over_data = (
+        "DistributedDataParallel",
+        "DistributedDataParallel, with the optimizer in a ZeroRedundancyOptimizer",
+        "fully_shard(..., reshard_after_forward=False)",
+        "fully_shard on each block, then on the model",
+    )
+    ways = [over_data[strategy.divided]] if strategy.data > 1 else []
+    ways += ["parallelize_module inside each node"] * (strategy.tensor > 1)
+    ways += ["torch.distributed.pipelining with Schedule1F1B"] * (strategy.stages > 1)
+    return ", ".join(ways) or "nothing but a training loop"
 
 
 def _as_json(answer: Plan) -> dict[str, Any]:

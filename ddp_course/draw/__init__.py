@@ -1,5 +1,6 @@
 """Every picture of the course. `style.py` holds the look, the other files the pictures."""
 
+from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
@@ -46,11 +47,13 @@ __all__ = [
     "data_parallel_step",
     "dealt",
     "dealt_windows",
+    "decision",
     "distances",
     "drift",
     "gradient_noise",
     "halves",
     "hang",
+    "holdings",
     "killed_run",
     "ladder",
     "landings",
@@ -59,15 +62,18 @@ __all__ = [
     "learning_curves",
     "learning_rates",
     "lever",
+    "live_bytes",
     "loss_curves",
     "losses",
     "lost_time",
     "many_ranks",
     "mean_weights",
+    "memory_bars",
     "message_rounds",
     "number_formats",
     "orders",
     "own_losses",
+    "pipeline_passes",
     "processes",
     "quantities",
     "rank_colour",

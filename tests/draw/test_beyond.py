@@ -1,0 +1,58 @@
+"""The pictures of lesson 17 show the figures they are given, and no text collides."""
+
+import pytest
+
+from ddp_course import draw
+from ddp_course.beyond.pipeline import timetable
+from ddp_course.beyond.plan import plan
+
+PARTS = ("parameters", "gradients", "state", "activations", "buckets", "temporary")
+
+
+def parts(*sizes):
+    return dict(zip(PARTS, sizes, strict=True))
+
+
+def test_texts_are_readable():
+    answer = plan(7e9, 8, "80GB")
+    rows = [(option.name, option.memory.parts()) for option in answer.options]
+    history = [("", 10), *[("forward", 20 + i) for i in range(9)], *[("backward", 40 - i) for i in range(9)]]
+    figures = [
+        draw.holdings(),
+        draw.memory_bars(rows, answer.question.usable),
+        draw.live_bytes({"DDP": [*history, ("optimizer", 25)], "FSDP": history}),
+        draw.pipeline_passes({"GPipe": timetable("gpipe", 4, 6), "1F1B": timetable("1f1b", 4, 6)}),
+        draw.decision(),
+    ]
+    for figure in figures:
+        assert draw.text_problems(figure) == []
+
+
+def test_bars_add_up_and_the_limit_and_the_measured_marks_are_where_they_belong():
+    figure = draw.memory_bars([("a", parts(1e6, 2e6, 0, 3e6, 0, 4e6))], 8e6, [9.5e6], unit="MB")
+    ax = figure.axes[0]
+    assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(10)
+    assert ax.lines[0].get_xdata()[0] == pytest.approx(8)
+    assert list(ax.lines[1].get_xdata()) == pytest.approx([9.5])
+
+
+def test_a_bar_that_is_cut_off_says_its_length():
+    figure = draw.memory_bars([("small", parts(1e9, 0, 0, 0, 0, 0)), ("huge", parts(9e11, 0, 0, 0, 0, 0))], 1e10)
+    assert "900 GB →" in draw.texts_of(figure)
+
+
+def test_the_bubble_is_what_is_left_white():
+    table = timetable("gpipe", 3, 4)
+    figure = draw.pipeline_passes({"GPipe": table})
+    white = sum(patch.get_facecolor()[:3] == (1, 1, 1) for patch in figure.axes[0].patches)
+    assert white == sum(step is None for row in table for step in row) > 0
+
+
+def test_rank_0_holds_a_quarter_under_fsdp_and_all_under_ddp():
+    from ddp_course.draw.beyond import _held
+
+    held = {
+        s: sum(_held(s, "state", layer, part) for layer in range(4) for part in range(4)) for s in ("DDP", "ZeRO-1")
+    }
+    assert held == {"DDP": 16, "ZeRO-1": 4}
+    assert sum(_held("ZeRO-3 (FSDP)", "parameters", layer, part) for layer in range(4) for part in range(4)) == 4

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from ddp_course.draw.style import (
@@ -40,7 +39,7 @@ from ddp_course.spans import COMPUTING, TALKING, Span, busy_seconds, exposed_sec
 ROW_INCHES = 0.3
 PANEL = 3.1  # rows from one step to the next: its name, the model, the link, and air
 BAR = 0.78
-LEFT = 1.45  # inches for the names of the rows
+LEFT = 0.75  # inches for the names of the rows
 
 
 def lever(steps: Sequence[tuple[str, Sequence[Span]]], title: str = "") -> Figure:
@@ -66,7 +65,7 @@ def lever(steps: Sequence[tuple[str, Sequence[Span]]], title: str = "") -> Figur
     ax.set_title(f"{title} (simulated link)".strip(), fontsize=LABEL, color=INK)
     ax.spines["left"].set_visible(False)
     ax.set_xlabel("ms", color=MUTED, fontsize=SMALL)
-    _step_legend(ax, {span.lane for _, spans in drawn for span in spans})
+    _step_legend(ax)
     return figure
 
 
@@ -83,7 +82,7 @@ def _page(inches: float) -> tuple[Figure, Axes]:
 def _step(ax: Axes, top: float, name: str, spans: Sequence[Span], longest_ms: float) -> None:
     """One panel: the name, the model's row, the link's row, and the end of the step."""
     label(ax, 0, top + 0.55, name, size=SMALL, bold=True, align="left")
-    for row, text in ((top + 1, "model"), (top + 2, "link, simulated")):
+    for row, text in ((top + 1, "model"), (top + 2, "link")):
         placed = label(ax, -0.01, row + 0.45, text, size=SMALL, align="right")
         placed.set_transform(ax.get_yaxis_transform())
     for span in spans:
@@ -122,12 +121,11 @@ def _bar(ax: Axes, span: Span, row: float, **look: object) -> None:
     ax.add_patch(Rectangle((start, row + (1 - BAR) / 2), width, BAR, linewidth=0.7, zorder=3, **look))
 
 
-def _step_legend(ax: Axes, lanes: set[str]) -> None:
-    colour = rank_colour(0)
-    handles = [Patch(facecolor=tint(colour, s), label=lane) for lane, s in STRENGTH.items() if lane in lanes]
-    handles.append(Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce, hidden"))
-    handles.append(Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="all-reduce, exposed"))
-    handles.append(Line2D([], [], color=INK, linewidth=1.1, label="end of the step"))
+def _step_legend(ax: Axes) -> None:
+    # Few words: text is most of a picture's bytes, and a lesson has many of these.
+    model = [Patch(facecolor=tint(rank_colour(0), STRENGTH[lane]), label=lane) for lane in ("forward", "backward")]
+    hidden = Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")
+    handles = [*model, hidden, Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed")]
     inches = ax.get_position().height * ax.figure.get_figheight()
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.42, -0.42 / inches), ncols=len(handles),
               frameon=False, fontsize=SMALL - 1, handlelength=1.4, columnspacing=1.2)  # fmt: skip

@@ -73,7 +73,7 @@ def test_lever_marks_what_the_model_waits_for_and_where_a_step_ends():
     (ax,) = figure.axes
     assert widths_ms(ax, WAITING, 2) == [40] and widths_ms(ax, WAITING, 5.1) == [15]
     texts = draw.texts_of(figure)
-    assert {"one", "six", "82 ms", "57 ms"} <= set(texts) and texts.count("link, simulated") == 2
+    assert {"one", "six", "82 ms", "57 ms"} <= set(texts) and texts.count("link") == 2
     with pytest.raises(ValueError, match="'after' has no spans"):
         lever([("before", step(1, 1)), ("after", [])])
 

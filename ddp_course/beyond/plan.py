@@ -198,15 +198,15 @@ def _heading(question: Question) -> str:
 
 
 def _table(answer: Plan) -> list[str]:
-    names = ("parameters", "gradients", "state", "activations", "buckets", "temporary")
+    heads = ("param.", "grad.", "state", "activ.", "buckets", "temp.")
     width = max(len(option.name) for option in answer.options)
     unit, size = ("GB", GB) if answer.question.usable >= GB else ("MB", 1e6)
-    lines = [f"{unit + ' a GPU':{width}} {' '.join(f'{name:>11}' for name in names)} {'sum':>8}  fits  fullest in"]
+    lines = [f"{unit + ' a GPU':{width}} {' '.join(f'{head:>7}' for head in heads)} {'sum':>7}  fits  fullest in"]
     for option in answer.options:
-        parts = " ".join(f"{part / size:11.1f}" for part in option.memory.parts().values())
+        parts = " ".join(f"{part / size:7.1f}" for part in option.memory.parts().values())
         verdict = "yes" if option.fits else "no"
         total = option.memory.total / size
-        lines.append(f"{option.name:{width}} {parts} {total:8.1f}  {verdict:4}  {option.memory.moment}")
+        lines.append(f"{option.name:{width}} {parts} {total:7.1f}  {verdict:4}  {option.memory.moment}")
     limit = answer.question.usable / size
     lines.append(f"At most {limit:.1f} {unit} may be filled; {FREE:.0%} stays free for what is not counted.")
     return lines

@@ -15,7 +15,7 @@ from ddp_course.draw.end_to_end import (
 )
 from ddp_course.draw.failures import hang, ladder, lateness
 from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
-from ddp_course.draw.levers import beside_published, cost_of_a_row, lever, many_ranks, valley
+from ddp_course.draw.levers import beside_published, lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
@@ -43,7 +43,6 @@ __all__ = [
     "combined_statistics",
     "conditions",
     "cost_curves",
-    "cost_of_a_row",
     "data_parallel_step",
     "dealt",
     "dealt_windows",

@@ -1,8 +1,8 @@
 """What does each lever of scaling do to a step, and how far does it carry?
 
-Five pictures of a simulated link: steps one above the other on one clock, before a lever and after it; what a row of
-the batch costs, lever by lever; the step over the bucket's size; the efficiency up to a thousand ranks; and predicted
-savings beside published ones. Each says in its own words that it is simulated.
+Four pictures of a simulated link: steps one above the other on one clock, before a lever and after it; the step over
+the bucket's size; the efficiency up to a thousand ranks; and predicted savings beside published ones. Each says that
+it is simulated.
 
 Left out on purpose: what was measured without a link in between, which is `scaling.py`'s part.
 Read next: `../scaling/simulate.py`, where the steps come from.
@@ -34,7 +34,7 @@ from ddp_course.draw.style import (
     tint,
 )
 from ddp_course.draw.timeline import STRENGTH
-from ddp_course.spans import COMPUTING, TALKING, Span, busy_seconds, exposed_seconds, merge_ranks, union
+from ddp_course.spans import COMPUTING, TALKING, Span, merge_ranks, union
 
 ROW_INCHES = 0.3
 PANEL = 3.1  # rows from one step to the next: its name, the model, the link, and air
@@ -131,30 +131,6 @@ def _step_legend(ax: Axes) -> None:
               frameon=False, fontsize=SMALL - 1, handlelength=1.4, columnspacing=1.2)  # fmt: skip
 
 
-def cost_of_a_row(steps: Sequence[tuple[str, Sequence[Span], int]]) -> Figure:
-    """What one row of the batch costs a rank, lever by lever: the part spent computing, and the exposed part.
-
-    Args:
-        steps: a name, the spans of one step, and the rows that one rank trained on in it.
-    """
-    figure, ax = chart(0.42 * len(steps) + 1.15)
-    totals = []
-    for place, (_, spans, rows) in enumerate(steps):
-        computing = busy_seconds(spans, COMPUTING) * 1e6 / rows
-        waiting = exposed_seconds(spans) * 1e6 / rows
-        ax.barh(place, computing, 0.6, color=tint(rank_colour(0), 0.6), label=None if place else "computing")
-        ax.barh(place, waiting, 0.6, left=computing, color=tint(ALARM, 0.75), label=None if place else "exposed")
-        totals.append(computing + waiting)
-    for place, total in enumerate(totals):
-        label(ax, total + 0.01 * max(totals), place, _digits(total), size=SMALL, align="left")
-    ax.set_yticks(range(len(steps)), [name for name, _, _ in steps])
-    ax.set(xlim=(0, 1.12 * max(totals)), ylim=(len(steps) - 0.5, -0.5))
-    ax.grid(visible=False, axis="y")
-    _named(ax, "µs for one row of the batch, on each rank (simulated link)", "")
-    _legend_above(ax, len(steps))
-    return figure
-
-
 def valley(
     caps: Sequence[str],
     predicted_ms: Sequence[float],
@@ -183,22 +159,22 @@ def valley(
     return figure
 
 
-def many_ranks(world_sizes: Sequence[int], efficiency: Mapping[str, Sequence[float]], title: str = "") -> Figure:
+def many_ranks(world_sizes: Sequence[int], efficiency: Mapping[str, Sequence[float]]) -> Figure:
     """Predicted efficiency against the number of ranks, one line for each link.
 
     Args:
         world_sizes: powers of two, smallest first.
         efficiency: for each name its efficiencies, from 0 to 1; a name that ends in "tree" is dashed.
     """
-    figure, ax = chart(3.4)
+    figure, ax = chart(3.0)
     for number, (name, values) in enumerate(efficiency.items()):
         style = "--" if name.endswith("tree") else "-"
         ax.plot(range(len(world_sizes)), [100 * value for value in values], style, marker="os^Dv"[number % 5],
                 color=rank_colour(number), linewidth=1.8, markersize=5, label=name)  # fmt: skip
-    ax.set_xticks(range(len(world_sizes)), [str(size) for size in world_sizes])
-    ax.set(ylim=(0, 108), title=f"{title} (predicted, simulated links)".strip())
-    ax.title.set(fontsize=LABEL, color=INK)
-    _named(ax, "ranks", "efficiency, %")
+    ax.set_xticks(range(0, len(world_sizes), 2), [str(size) for size in world_sizes[::2]])
+    ax.set_ylim(0, 108)
+    ax.grid(visible=False, axis="x")
+    _named(ax, "ranks (simulated links)", "efficiency, %")
     ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 

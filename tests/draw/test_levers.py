@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import same_color
 
 from ddp_course import draw, spans
-from ddp_course.draw.levers import beside_published, cost_of_a_row, exposed, lever, many_ranks, valley
+from ddp_course.draw.levers import beside_published, exposed, lever, many_ranks, valley
 from ddp_course.draw.style import ALARM, tint
 from ddp_course.spans import Span
 
@@ -40,7 +40,6 @@ def pictures():
     yield lever([("one bucket", step(1, 40)), ("six buckets", step(6, 40))], "overlap")
     yield lever([(name, step(4, ms)) for name, ms in (("1 GbE", 3000), ("10 GbE", 30), ("NVLink", 1))], "interconnect")
     yield lever([("hundred buckets", step(100, 300))])
-    yield cost_of_a_row([("as it was", step(1, 40), 64), ("256 rows a rank", step(6, 40), 256), ("all", step(6, 1), 4)])
     yield valley(CAPS, [60, 40, 45, 70], [63, 41, 44, 72], 35)
     yield valley(CAPS, [20, 30, 45, 70])
     yield many_ranks(SIZES, {"NVLink": [1.0] * 11, "10 GbE, ring": [1 / n for n in SIZES], "10 GbE, tree": [0.5] * 11})
@@ -89,13 +88,6 @@ def test_exposed_finds_gaps_of_the_model_within_a_message():
     talk = [Span("", 1, 6, "all-reduce"), Span("", 6, 8, "other collective")]
     assert exposed(work + talk) == [(1, 2), (3, 5), (7, 8)]
     assert exposed(work) == [] and exposed(talk) == [(1, 8)]
-
-
-def test_cost_of_a_row_divides_by_the_rows():
-    figure = cost_of_a_row([("a", step(1, 40), 100), ("b", step(6, 40), 50)])
-    bars = [round(bar.get_width()) for bar in figure.axes[0].patches]
-    assert bars == [420, 400, 840, 300]  # 42 ms of computing and 40 or 15 ms of waiting, in microseconds for a row
-    assert {"820", "1140"} <= set(draw.texts_of(figure))
 
 
 def test_valley_names_the_best_cap_of_the_prediction():

@@ -112,6 +112,7 @@ class SimulatedLink:
         self._launched_s = memoryview(self._map).cast("d")  # by message and rank
         self._sizes: list[int] = []  # of all messages of this rank, in order
         self._timetable: list[Span] = []  # of those whose launch times are known; the same on all ranks
+        self._launches: list[float] = []  # and when their last rank launched them
         self._shown_from = 0
         self._waiting: list[_Message] = []  # a heap
         self._changed = threading.Condition()
@@ -172,8 +173,13 @@ class SimulatedLink:
         with self._changed:
             return self._timetable[self._shown_from :]
 
+    def launches(self) -> list[float]:
+        """When the last rank launched each message of `spans`: one that starts later had to queue."""
+        with self._changed:
+            return self._launches[self._shown_from :]
+
     def clear(self) -> None:
-        """Let `spans` begin with the next message; call it when none is under way."""
+        """Let `spans` and `launches` begin with the next message; call it when none is under way."""
         with self._changed:
             self._shown_from = len(self._timetable)
 
@@ -206,6 +212,7 @@ class SimulatedLink:
             start_s = max(launched_s, self._timetable[-1].end_s if self._timetable else 0.0)
             end_s = start_s + self.seconds(self._sizes[n])
             name = f"all_reduce, simulated {self.link.name}"
+            self._launches.append(launched_s)
             self._timetable.append(Span(name, start_s, end_s, "all-reduce", self._sizes[n]))
 
     def _deliver(self) -> None:

@@ -8,8 +8,8 @@ last, which holds the gradient that is there last.
 
 How noise is kept out: one thread a rank; a block is one step of each case, in an order drawn anew, with a step that
 communicates nothing among them, of which the profile is made; a step takes as long as its slowest rank, and medians
-are taken over the blocks. What communication takes from computing is found with a link that is no obstacle, for two
-bucket sizes that no case uses. The prediction is made of nothing else.
+are taken over the blocks. What communication takes from computing is found with a link that is no obstacle: by how much
+it makes the last gradient later, for two bucket sizes that no case uses. The prediction is made of nothing else.
 
 Left out on purpose: real networks, where nobody could say what the link did.
 Read next: `ddp_course/scaling/simulate.py`, the prediction; `measure.py`, what is made of the samples.
@@ -41,7 +41,7 @@ TITLE = "A training step over the simulated link: predicted and measured"
 NOTES = [
     "Seconds of the slowest rank per step, medians over blocks; every link is simulated; one thread a rank.",
     "Error: predicted / measured - 1. A bucket of n layers; the first is as large as the others.",
-    "Hidden: of the link's busy time but the last bucket's, the part by which the step is not longer than computing.",
+    "Hidden: of the link's busy time but the last bucket's, the part before the last gradient was there on all ranks.",
 ]
 BLOCKS, QUICK_BLOCKS, WARM_UP = 21, 3, 2
 ERROR_LIMIT, UNHIDDEN_LIMIT, STEPS_LIMIT = 10.0, 10.0, 1  # per cent, per cent, steps of the sweep
@@ -88,14 +88,22 @@ SWEEP = [0.5, 1, 2, 3, 4, 6, 12]  # layers a bucket
 OVERHEADS = [Case(NO_OBSTACLE, FEW), Case(NO_OBSTACLE, MANY)]
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one rank saw of one step; times from its begin."""
+
+    seconds: float
+    last_launch_s: float  # when the last rank launched the last bucket: all gradients are there
+    busy_s: tuple[float, ...]  # of the link, for each bucket
+    hidden_s: float  # of that, before the last launch
+
+
 @dataclass
 class Found:
     """What one rank measured; one entry a block."""
 
     profiles: list[Profile] = field(default_factory=list)  # the slowest rank's moments, so the same on all ranks
-    seconds: dict[Case, list[float]] = field(default_factory=dict)
-    buckets: dict[Case, int] = field(default_factory=dict)
-    busy_s: dict[Case, list[float]] = field(default_factory=dict)  # the link's, for each message of a step
+    steps: dict[Case, list[Step]] = field(default_factory=dict)
 
 
 def measured(rank: int, world_size: int, name: str, cases: list[Case], blocks: int, tuned: bool = False) -> Found:
@@ -123,17 +131,15 @@ def measured(rank: int, world_size: int, name: str, cases: list[Case], blocks: i
             replica = links[case].attach(wrapped(case, build()))
             replicas[case] = replica, torch.optim.SGD(replica.parameters(), lr=1e-3)
             for _ in range(WARM_UP):
-                links[case].clear()
-                seconds_of_step(*replicas[case], batch)
-            found.busy_s[case] = [span.end_s - span.start_s for span in links[case].spans()]
-            found.buckets[case], found.seconds[case] = len(found.busy_s[case]), []
+                timed_step(links[case], *replicas[case], batch)
+            found.steps[case] = []
         rng = random.Random(name)  # the same order on every rank
         for _ in range(blocks):
             for case in rng.sample([None, *cases], 1 + len(cases)):
                 if case is None:
                     found.profiles.append(profiled())
                 else:
-                    found.seconds[case].append(seconds_of_step(*replicas[case], batch))
+                    found.steps[case].append(timed_step(links[case], *replicas[case], batch))
     finally:
         for link in links.values():
             link.close()
@@ -157,21 +163,29 @@ def loss_of(outputs: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(outputs, torch.zeros_like(outputs))
 
 
-def seconds_of_step(replica: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]) -> float:
+def timed_step(
+    link: SimulatedLink, replica: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]
+) -> Step:
     """Collective: one barrier, and what the replica does in a step."""
     dist.barrier()
-    start_s = time.perf_counter()
+    link.clear()
+    start_s = time.monotonic()
     replica.zero_grad(set_to_none=True)
     loss_of(replica(*batch)).backward()
     optimizer.step()
-    return time.perf_counter() - start_s
+    seconds, spans, last_s = time.monotonic() - start_s, link.spans(), link.launches()[-1]
+    hidden_s = sum(max(0.0, min(span.end_s, last_s) - span.start_s) for span in spans)
+    return Step(seconds, last_s - start_s, tuple(span.end_s - span.start_s for span in spans), hidden_s)
 
 
 # --- What is made of it ----------------------------------------------------------------------------
 
 
 def slowest_of(by_rank: list[Found], case: Case) -> list[float]:
-    return [max(block) for block in zip(*(found.seconds[case] for found in by_rank), strict=True)]
+    """The seconds of the slowest rank, by block."""
+    return [
+        max(step.seconds for step in block) for block in zip(*(found.steps[case] for found in by_rank), strict=True)
+    ]
 
 
 def plain_s(profile: Profile) -> float:
@@ -180,11 +194,12 @@ def plain_s(profile: Profile) -> float:
 
 def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
     """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks."""
-    profiles = by_rank[0].profiles
-    extra_s = {}
+    profiles, extra_s = by_rank[0].profiles, {}
     for case in OVERHEADS:
-        pairs = zip(slowest_of(by_rank, case), profiles, strict=True)
-        extra_s[by_rank[0].buckets[case]] = statistics.median(seconds - plain_s(profile) for seconds, profile in pairs)
+        steps = by_rank[0].steps[case]
+        late_s = [s.last_launch_s - p.forward_s - p.backward_s for s, p in zip(steps, profiles, strict=True)]
+        # After the last launch nothing of backward is left to be late: one bucket fewer counts.
+        extra_s[len(steps[0].busy_s) - 1] = statistics.median(late_s)
     return [with_overheads(profile, extra_s) for profile in profiles]
 
 
@@ -239,23 +254,21 @@ def overlap_rows(by_rank: list[Found], world_size: int) -> list[Row]:
     profiles, rows = by_rank[0].profiles, []
     rows.append(Row("overlap_backward", "overlap: backward", world_size, samples=[p.backward_s for p in profiles]))
     for kind, case in OVERLAP.items():
-        busy_s, seconds = by_rank[0].busy_s[case], slowest_of(by_rank, case)
-        # By blocks: what the step is longer than one that only computes is what was not hidden.
-        exposed_s = [step_s - plain_s(profile) for step_s, profile in zip(seconds, profiles, strict=True)]
-        shares = [100 * unhidden(exposed, busy_s) for exposed in exposed_s]
+        steps, seconds = by_rank[0].steps[case], slowest_of(by_rank, case)
         for key, what, unit, samples in (
-            ("busy", "link busy", "s", [sum(busy_s)]),
-            ("last", "link busy with the last bucket", "s", busy_s[-1:]),
-            ("exposed", "step beyond computing", "s", exposed_s),
-            ("unhidden", "not hidden though it could be, in %", "", shares),
+            ("busy", "link busy", "s", [sum(step.busy_s) for step in steps[:1]]),
+            ("last", "link busy with the last bucket", "s", [step.busy_s[-1] for step in steps[:1]]),
+            ("hidden", "link busy before the last gradient", "s", [step.hidden_s for step in steps]),
+            ("longer", "step beyond computing", "s", [s - plain_s(p) for s, p in zip(seconds, profiles, strict=True)]),
+            ("unhidden", "not hidden though it could be, in %", "", [100 * unhidden(step) for step in steps]),
         ):
             rows.append(Row(f"overlap_{key}_{kind}", f"overlap, {KINDS[kind]}: {what}", world_size, unit, samples))
     return rows
 
 
-def unhidden(exposed_s: float, busy_s: list[float]) -> float:
-    """Return which part of the link's busy time, without the last bucket's, lengthens the step."""
-    return max(0.0, exposed_s - busy_s[-1]) / sum(busy_s[:-1])
+def unhidden(step: Step) -> float:
+    """Return which part of the link's busy time, without the last bucket's, is after the last gradient."""
+    return max(0.0, 1 - step.hidden_s / sum(step.busy_s[:-1]))
 
 
 # --- The benchmark ---------------------------------------------------------------------------------

@@ -1,41 +1,51 @@
 """Are the table's numbers made rightly of the ranks' seconds? Planted numbers; no time is asserted."""
 
+from dataclasses import replace
+
 import pytest
 
 from ddp_course.scaling.simulate import Gradient, Profile
 from tests.benchmarks import simulation
 from tests.benchmarks.measure import Plan
-from tests.benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found
+from tests.benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found, Step
 
 # Forward 1 s, backward 12 s with a gradient of 1 MB each second, optimizer 1 s.
 PROFILE = Profile(1.0, tuple(Gradient(f"{n}.weight", 10**6, float(12 - n)) for n in reversed(range(12))), 12.0, 1.0)
 
 
-def ranks_with(seconds, buckets=None, busy_s=None, blocks=2):
-    """Two ranks that measured the same profile in all blocks; the second one is slower by a half in the last."""
-    quick, slow = (
-        {case: [step] * (blocks - 1) + [step * factor] for case, step in seconds.items()} for factor in (1.0, 1.5)
-    )
-    return [Found([PROFILE] * blocks, times, buckets or {}, busy_s or {}) for times in (quick, slow)]
+def ranks_with(seconds, last_launch_s=13.0, buckets=(3, 8), blocks=3):
+    """Two ranks that measured the same profile in all blocks; the second one is slower by a half in the last.
+
+    The link is busy for a second with each bucket, half of all that before the last launch.
+    """
+    found = []
+    for factor in (1.0, 1.5):
+        steps = {}
+        for place, (case, step_s) in enumerate(seconds.items()):
+            count = buckets[place % 2]
+            late_s = last_launch_s[place % 2] if isinstance(last_launch_s, tuple) else last_launch_s
+            step = Step(step_s, late_s, (1.0,) * count, count / 2)
+            steps[case] = [step] * (blocks - 1) + [replace(step, seconds=step_s * factor)]
+        found.append(Found([PROFILE] * blocks, steps))
+    return found
 
 
 def test_a_block_takes_as_long_as_its_slowest_rank():
     case = Case(FAR, 1)
-    assert simulation.slowest_of(ranks_with({case: 4.0}), case) == [4.0, 6.0]
+    assert simulation.slowest_of(ranks_with({case: 4.0}), case) == [4.0, 4.0, 6.0]
 
 
-def test_overheads_are_what_steps_over_no_obstacle_take_longer_than_computing():
-    few, many = OVERHEADS
-    found = ranks_with({few: 14.9, many: 15.4}, {few: 3, many: 8}, blocks=3)
+def test_overheads_are_by_how_much_buckets_without_an_obstacle_make_the_last_gradient_late():
+    # Without communication all gradients are there after 13 s. 2 buckets before the last cost 0.9 s, 7 cost 1.4 s.
+    found = ranks_with(dict.fromkeys(OVERHEADS, 20.0), last_launch_s=(13.9, 14.4))
     (profile, *_) = simulation.with_measured_overheads(found)
     assert profile.launch_s == pytest.approx(0.1)
-    assert profile.busy_s_per_byte * profile.nbytes == pytest.approx(0.6)
+    assert profile.busy_s_per_byte * profile.nbytes == pytest.approx(0.7)
     assert simulation.plain_s(profile) == 14.0
 
 
 def test_the_error_is_that_of_the_medians_and_its_limit_holds_for_either_sign():
-    seconds = {case: 10.0 for case in simulation.CASES["mlp"]} | dict.fromkeys(OVERHEADS, 14.0)
-    found = ranks_with(seconds, {case: n for n, case in enumerate(OVERHEADS)}, blocks=3)
+    found = ranks_with(dict.fromkeys([*OVERHEADS, *simulation.CASES["mlp"]], 10.0))
     rows = {row.key: row for row in simulation.step_rows("mlp", found, 2)}
     # A bucket of four layers is launched after 4, 8 and 12 s and takes milliseconds of the link: 10 s is off by 40 %.
     assert rows["measured_mlp_1gbe_4"].median == 10.0
@@ -49,8 +59,8 @@ def test_the_error_is_that_of_the_medians_and_its_limit_holds_for_either_sign():
 
 
 def test_the_sweep_counts_sizes_between_the_predicted_and_the_measured_best():
-    seconds = {Case(FAR, layers): 20.0 - place for place, layers in enumerate(SWEEP)} | dict.fromkeys(OVERHEADS, 14.0)
-    rows = simulation.sweep_rows(ranks_with(seconds, {case: n for n, case in enumerate(OVERHEADS)}, blocks=3), 2)
+    seconds = dict.fromkeys(OVERHEADS, 14.0) | {Case(FAR, n): 20.0 - place for place, n in enumerate(SWEEP)}
+    rows = simulation.sweep_rows(ranks_with(seconds), 2)
     predicted = [row.median for row in rows if row.key.startswith("predicted_")]
     assert rows[-1].samples == [len(SWEEP) - 1 - predicted.index(min(predicted))]  # measured, the largest is best
     assert rows[-1].samples[0] > 1
@@ -58,14 +68,14 @@ def test_the_sweep_counts_sizes_between_the_predicted_and_the_measured_best():
     assert target.holds is False
 
 
-def test_hidden_is_all_but_the_last_bucket_if_the_step_is_longer_by_no_more_than_that():
-    assert simulation.unhidden(1.0, [1.0] * 11) == 0.0
-    assert simulation.unhidden(0.5, [1.0] * 11) == 0.0
-    assert simulation.unhidden(3.0, [1.0] * 11) == pytest.approx(0.2)
-    busy_s = {case: [1.0] * 11 for case in OVERLAP.values()}
-    found = ranks_with({OVERLAP["bucketed"]: 15.0, OVERLAP["torch"]: 20.0}, busy_s=busy_s, blocks=3)
-    verdicts = [(t.measured, t.holds) for t in simulation.targets(simulation.overlap_rows(found, 2))]
-    assert verdicts == [(0.0, True), (pytest.approx(50.0), False)]
+def test_all_that_can_be_hidden_is_all_but_the_last_bucket():
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.0)) == 0.0
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 8.0)) == pytest.approx(0.2)
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.5)) == 0.0
+    rows = simulation.overlap_rows(ranks_with(dict.fromkeys(OVERLAP.values(), 15.0)), 2)
+    # Half of 3 seconds, of which 2 could be hidden; and half of 8, of which 7 could.
+    verdicts = [(t.measured, t.holds) for t in simulation.targets(rows)]
+    assert verdicts == [(pytest.approx(25.0), False), (pytest.approx(100 * 3 / 7), False)]
 
 
 def test_the_tuned_link_is_busy_as_long_as_backward():

@@ -87,8 +87,10 @@ def carried(rank, world_size):
             SLOWEST.wait(0.03)
         send(3, 4000).wait()
         spans = link.spans()
+        assert all(span.start_s >= launched_s for span, launched_s in zip(spans, link.launches(), strict=True))
+        assert spans[3].start_s == link.launches()[3]  # nothing to queue behind
         link.clear()
-        assert link.spans() == []
+        assert link.spans() == link.launches() == []
         send(4, 4000).wait()
         assert link.spans() == link.spans()[:1] and len(link.spans()) == 1
         text = str(link)

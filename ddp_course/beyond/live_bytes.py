@@ -110,7 +110,7 @@ class Peak(NamedTuple):
 
 
 def measured_peak(
-    rank: int, world_size: int, build: Callable, divided: int = 0, steps: int = 3, loop: str = "foreach"
+    rank: int, world_size: int, build: Callable, divided: int = 0, steps: int = 2, loop: str = "foreach"
 ) -> Peak:
     """Train `build()` for some steps and return the most bytes that were alive in the last one.
 

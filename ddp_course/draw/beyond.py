@@ -54,7 +54,7 @@ def holdings(world_size: int = 4) -> Figure:
         for line, kind in enumerate(kinds):
             bottom = 1.95 - line * 0.82
             if not column:
-                label(ax, 0.1, bottom + row / 2 + 0.12, kind, align="left", size=SMALL, ink=PARTS[kind])
+                label(ax, 0.1, bottom + row / 2 + 0.12, kind, align="left", size=SMALL)
             for layer in range(layers):
                 for part in range(world_size):
                     held = _held(strategy, kind, layer, part)
@@ -172,7 +172,7 @@ def pipeline_passes(tables: Mapping[str, Sequence[Sequence[tuple[str, int] | Non
         label(ax, 0.1, top, name, bold=True, align="left", size=SMALL)
         for stage, row in enumerate(table):
             y = top - 0.42 - 0.32 * stage
-            label(ax, 0.1, y + 0.13, f"stage {stage}", align="left", size=SMALL, ink=rank_colour(stage))
+            label(ax, 0.1, y + 0.13, f"stage {stage}", align="left", size=SMALL)
             for tick, step in enumerate(row):
                 _pass(ax, 0.95 + tick * cell, y, cell, stage, step)
         top -= 0.32 * len(table) + 0.42
@@ -185,12 +185,12 @@ def pipeline_passes(tables: Mapping[str, Sequence[Sequence[tuple[str, int] | Non
 def _pass(ax: Axes, x: float, y: float, cell: float, stage: int, step: tuple[str, int] | None) -> None:
     colour = rank_colour(stage)
     backward = step is not None and step[0] == "backward"
-    face = PAPER if step is None else tint(colour, 0.85 if backward else 0.25)
+    face = PAPER if step is None else tint(colour, 0.6 if backward else 0.18)
     ax.add_patch(
         Rectangle((x, y), cell * 0.94, 0.26, facecolor=face, edgecolor=FAINT if step is None else colour, lw=0.8)
     )
     if step is not None:
-        label(ax, x + cell * 0.47, y + 0.125, str(step[1]), size=SMALL - 1, ink=PAPER if backward else INK)
+        label(ax, x + cell * 0.47, y + 0.125, str(step[1]), size=SMALL - 1)
 
 
 def decision() -> Figure:

@@ -38,7 +38,7 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What a step is made of, without communication; the last two say what communication takes from computing."""
+    """What a step is made of, without communication; the last three say what communication adds beside the link."""
 
     forward_s: float
     gradients: tuple[Gradient, ...]  # last parameter first, as buckets are filled
@@ -46,6 +46,7 @@ class Profile:
     optimizer_s: float
     launch_s: float = 0.0  # by which a bucket's launch delays the rest of backward
     busy_s_per_byte: float = 0.0  # and each byte of it: copies, and the collective's own work on the same cores
+    finish_s: float = 0.0  # from the arrival of the last bucket until backward returns
 
     @property
     def nbytes(self) -> int:
@@ -112,8 +113,9 @@ def predict(
             name = f"all_reduce, simulated {link.name}"
             talk.append(Span(name, start_s + begin_s, start_s + free_s, "all-reduce", nbytes))
     exposed_s = max(0.0, free_s - backward_end_s) if world_size > 1 else 0.0
-    end_s = start_s + backward_end_s + exposed_s
-    spans = _computing(profile, accumulation, start_s, backward_end_s, exposed_s)
+    waits_s = exposed_s + profile.finish_s if world_size > 1 else 0.0
+    end_s = start_s + backward_end_s + waits_s
+    spans = _computing(profile, accumulation, start_s, backward_end_s, waits_s)
     last_queued = len(talk) > 1 and talk[-1].start_s > start_s + launches[-1]
     latency_s = sum(link.all_reduce_seconds(0, world_size, algorithm) for _ in plan)
     return Prediction(
@@ -170,7 +172,7 @@ def _launches(
 
 
 def _computing(
-    profile: Profile, accumulation: int, start_s: float, backward_end_s: float, exposed_s: float
+    profile: Profile, accumulation: int, start_s: float, backward_end_s: float, waits_s: float
 ) -> list[Span]:
     spans, at_s = [], 0.0
     for number in range(accumulation):
@@ -182,9 +184,9 @@ def _computing(
             Span("backward", forward_end_s, end_s, "backward"),
         ]
         at_s = end_s
-    if exposed_s:
-        spans.append(Span("waiting", at_s, at_s + exposed_s, "waiting"))
-    return [*spans, Span("optimizer", at_s + exposed_s, at_s + exposed_s + profile.optimizer_s, "optimizer")]
+    if waits_s:
+        spans.append(Span("waiting", at_s, at_s + waits_s, "waiting"))
+    return [*spans, Span("optimizer", at_s + waits_s, at_s + waits_s + profile.optimizer_s, "optimizer")]
 
 
 def _bound(
@@ -345,20 +347,23 @@ def median_profile(profiles: Sequence[Profile]) -> Profile:
         statistics.median(profile.optimizer_s for profile in profiles),
         profiles[0].launch_s,
         profiles[0].busy_s_per_byte,
+        profiles[0].finish_s,
     )
 
 
-def with_overheads(profile: Profile, extra_s: Mapping[int, float]) -> Profile:
+def with_overheads(profile: Profile, late_s: Mapping[int, float], finish_s: float = 0.0) -> Profile:
     """Add what communication takes from computing, found with a link that is no obstacle.
 
     Args:
-        extra_s: for two or more numbers of buckets, the seconds by which a step that communicates is longer than one
-            that does not. A straight line through them has `launch_s` as its slope; its height, shared among the
-            bytes, is `busy_s_per_byte`.
+        late_s: for two or more numbers of buckets, by how much the last gradient is later than without communication.
+            A straight line through them has `launch_s` as its slope; its height, shared among the bytes, is
+            `busy_s_per_byte`.
+        finish_s: as in `Profile`.
     Raises:
         ValueError: fewer than two numbers of buckets.
     """
-    if len(extra_s) < 2:
-        raise ValueError(f"expected the seconds of two numbers of buckets or more, found {len(extra_s)}")
-    slope, height = statistics.linear_regression(list(extra_s), list(extra_s.values()))
-    return replace(profile, launch_s=max(0.0, slope), busy_s_per_byte=max(0.0, height) / profile.nbytes)
+    if len(late_s) < 2:
+        raise ValueError(f"expected the seconds of two numbers of buckets or more, found {len(late_s)}")
+    slope, height = statistics.linear_regression(list(late_s), list(late_s.values()))
+    busy_s_per_byte = max(0.0, height) / profile.nbytes
+    return replace(profile, launch_s=max(0.0, slope), busy_s_per_byte=busy_s_per_byte, finish_s=finish_s)

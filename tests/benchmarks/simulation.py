@@ -9,7 +9,8 @@ last, which holds the gradient that is there last.
 How noise is kept out: one thread a rank; a block is one step of each case, in an order drawn anew, with a step that
 communicates nothing among them, of which the profile is made; a step takes as long as its slowest rank, and medians
 are taken over the blocks. What communication takes from computing is found with a link that is no obstacle: by how much
-it makes the last gradient later, for two bucket sizes that no case uses. The prediction is made of nothing else.
+it makes the last gradient later, for two bucket sizes that no case uses, and how long backward goes on after the last
+bucket. The prediction is made of nothing else.
 
 Left out on purpose: real networks, where nobody could say what the link did.
 Read next: `ddp_course/scaling/simulate.py`, the prediction; `measure.py`, what is made of the samples.
@@ -58,9 +59,33 @@ def conv() -> nn.Module:
     return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())))
 
 
+class Wait(torch.autograd.Function):
+    """The identity, that takes its time and no processor's: what a rank sees of an accelerator that computes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(0.002)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.004)
+        return grad
+
+
+class Waits(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Wait.apply(x)
+
+
+def waits() -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(256, 256), Waits())))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (768, 256)),
     "conv": (conv, (8, 32, 24, 24)),
+    "waits": (waits, (8, 256)),  # computes by waiting: as many ranks as you like on as few cores as there are
 }
 MADE_UP = {rate: Link(f"{rate} Mbit/s", 1e-4, rate * 1e6 / 8) for rate in (50, 100, 400)}
 FAR = Link("150 Mbit/s, 4 ms away", 4e-3, 150e6 / 8)  # of a latency that makes small buckets dear
@@ -83,6 +108,7 @@ class Case:
 CASES: dict[str, list[Case]] = {
     "mlp": [Case(link, layers) for link in (LINKS["1gbe"], MADE_UP[400]) for layers in (1, 4)],
     "conv": [Case(link, layers) for link in (MADE_UP[100], MADE_UP[50]) for layers in (1, 4)],
+    "waits": [Case(link, layers) for link in (LINKS["1gbe"], MADE_UP[400]) for layers in (1, 4)],
 }
 SWEEP = [0.5, 1, 2, 3, 4, 6, 12]  # layers a bucket
 OVERHEADS = [Case(NO_OBSTACLE, FEW), Case(NO_OBSTACLE, MANY)]
@@ -194,13 +220,14 @@ def plain_s(profile: Profile) -> float:
 
 def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
     """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks."""
-    profiles, extra_s = by_rank[0].profiles, {}
+    profiles, late_s = by_rank[0].profiles, {}
     for case in OVERHEADS:
-        steps = by_rank[0].steps[case]
-        late_s = [s.last_launch_s - p.forward_s - p.backward_s for s, p in zip(steps, profiles, strict=True)]
-        # After the last launch nothing of backward is left to be late: one bucket fewer counts.
-        extra_s[len(steps[0].busy_s) - 1] = statistics.median(late_s)
-    return [with_overheads(profile, extra_s) for profile in profiles]
+        pairs = list(zip(by_rank[0].steps[case], profiles, strict=True))
+        buckets = len(pairs[0][0].busy_s) - 1  # after the last launch nothing of backward is left to be late
+        late_s[buckets] = statistics.median(s.last_launch_s - p.forward_s - p.backward_s for s, p in pairs)
+    ends = zip(slowest_of(by_rank, case), pairs, strict=True)  # of the smaller buckets: the last one is soon sent
+    finish_s = statistics.median(seconds - s.last_launch_s - p.optimizer_s for seconds, (s, p) in ends)
+    return [with_overheads(profile, late_s, max(0.0, finish_s)) for profile in profiles]
 
 
 def predictions(profiles: list[Profile], case: Case, world_size: int) -> list[float]:
@@ -249,20 +276,22 @@ OVERLAP = {kind: Case(NO_OBSTACLE, 1, kind) for kind in ("bucketed", "torch")}
 KINDS = {"bucketed": "BucketedDDP", "torch": "torch's DDP"}
 
 
-def overlap_rows(by_rank: list[Found], world_size: int) -> list[Row]:
+def overlap_rows(name: str, by_rank: list[Found], world_size: int) -> list[Row]:
     """Of what can be hidden, how many per cent are not, by kind of replica."""
-    profiles, rows = by_rank[0].profiles, []
-    rows.append(Row("overlap_backward", "overlap: backward", world_size, samples=[p.backward_s for p in profiles]))
+    profiles, what = by_rank[0].profiles, f"overlap, {name}"
+    backward_s = [profile.backward_s for profile in profiles]
+    rows = [Row(f"overlap_backward_{name}", f"{what}: backward", world_size, samples=backward_s)]
     for kind, case in OVERLAP.items():
         steps, seconds = by_rank[0].steps[case], slowest_of(by_rank, case)
-        for key, what, unit, samples in (
+        for key, which, unit, samples in (
             ("busy", "link busy", "s", [sum(step.busy_s) for step in steps[:1]]),
             ("last", "link busy with the last bucket", "s", [step.busy_s[-1] for step in steps[:1]]),
             ("hidden", "link busy before the last gradient", "s", [step.hidden_s for step in steps]),
             ("longer", "step beyond computing", "s", [s - plain_s(p) for s, p in zip(seconds, profiles, strict=True)]),
             ("unhidden", "not hidden though it could be, in %", "", [100 * unhidden(step) for step in steps]),
         ):
-            rows.append(Row(f"overlap_{key}_{kind}", f"overlap, {KINDS[kind]}: {what}", world_size, unit, samples))
+            label = f"{what}, {KINDS[kind]}: {which}"
+            rows.append(Row(f"overlap_{key}_{kind}_{name}", label, world_size, unit, samples))
     return rows
 
 
@@ -280,7 +309,7 @@ def measure(plan: Plan) -> Result:
     A row's name of `plan` chooses its part: those of one network, the sweep, or the overlap.
     """
     blocks, rows = QUICK_BLOCKS if plan.quick else BLOCKS, []
-    parts = ["mlp", "conv", "sweep", "overlap"]
+    parts = [*MODELS, "sweep", "overlap"]
     if plan.only and not (wanted := [part for part in parts if any(part in key.split("_") for key in plan.only)]):
         sys.exit(f"simulation has no row {', '.join(sorted(plan.only))}; their names hold one of {', '.join(parts)}")
     wanted = wanted if plan.only else parts
@@ -306,7 +335,9 @@ def part_rows(part: str, ranks: RankPool, world_size: int, blocks: int) -> list[
         cases = [*OVERHEADS, *(Case(FAR, layers) for layers in SWEEP)]
         return sweep_rows(ranks.run(measured, ("mlp", cases, blocks)), world_size)
     if part == "overlap":
-        return overlap_rows(ranks.run(measured, ("conv", list(OVERLAP.values()), blocks, True)), world_size)
+        cases = list(OVERLAP.values())
+        found = {name: ranks.run(measured, (name, cases, blocks, True)) for name in ("conv", "waits")}
+        return [row for name, by_rank in found.items() for row in overlap_rows(name, by_rank, world_size)]
     return step_rows(part, ranks.run(measured, (part, [*OVERHEADS, *CASES[part]], blocks)), world_size)
 
 

@@ -84,6 +84,14 @@ def test_what_a_bucket_takes_from_the_processor_delays_the_gradients_after_it():
     assert (found.step_s, found.exposed_s) == (9.0, 0.5)
 
 
+def test_what_comes_after_the_last_arrival_lengthens_the_step_of_more_than_one_rank():
+    later = Profile(2.0, FOUR.gradients, 4.0, 1.0, finish_s=0.25)
+    found = predict(later, EACH, 2, of(0.5))
+    assert (found.step_s, found.exposed_s) == (7.75, 0.5)
+    assert [(s.start_s, s.end_s) for s in found.spans if s.lane == "waiting"] == [(6.0, 6.75)]
+    assert predict(later, EACH, 1, of(0.5)).step_s == 7.0
+
+
 def test_ring_and_tree_cost_what_they_cost_elsewhere():
     link = Link("test", 0.125, 100.0)
     ring, tree = (predict(FOUR, [list("dcba")], 4, link, algorithm) for algorithm in ("ring", "tree"))
@@ -161,7 +169,8 @@ def test_twice_the_rows_compute_twice_as_long_and_send_as_much():
 
 
 def test_overheads_are_a_line_over_the_number_of_buckets():
-    found = simulate.with_overheads(FOUR, {2: 0.5, 6: 0.7, 10: 0.9})
+    found = simulate.with_overheads(FOUR, {2: 0.5, 6: 0.7, 10: 0.9}, finish_s=0.3)
+    assert found.finish_s == 0.3 == simulate.median_profile([found]).finish_s
     assert found.launch_s == pytest.approx(0.05)
     assert found.busy_s_per_byte * 400 == pytest.approx(0.4)
     assert simulate.with_overheads(FOUR, {2: 0.5, 6: 0.1}).launch_s == 0  # noise: no launch gains time

@@ -149,7 +149,7 @@ def valley(
     best = min(places, key=lambda place: predicted_ms[place])
     ax.plot(best, predicted_ms[best], "o", color=RANK_COLOURS[0], markersize=10, label=f"best: {caps[best]}")
     if measured_ms is not None:
-        ax.plot(places, measured_ms, "x", color=INK, markersize=8, label="measured over the simulated link")
+        ax.plot(places, measured_ms, "x", color=INK, markersize=8, label="measured")
     if computing_ms is not None:
         ax.axhline(computing_ms, color=LINE, linestyle="--", label="computing alone")
     ax.set_xticks(places, caps)

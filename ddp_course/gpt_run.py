@@ -39,6 +39,7 @@ class GPTConfig:
     text: str | None = option(None, "a folder of Python files (default: Python's standard library)", free=True)
     size: str = option("mini", "how large the model is", tuple(SIZES))
     steps: int = option(400, "updates of the weights, those of a resumed run included")
+    until: int = option(0, "save and leave after this step, to be resumed (0: the last one)", free=True)
     local_batch: int = option(8, "windows of one micro-batch on one rank")
     accumulation: int = option(2, "micro-batches in a step")
     lr: float = option(5e-3, "learning rate at the end of the warm-up")
@@ -67,8 +68,8 @@ class GPTConfig:
             choices, value = each.metadata["choices"], getattr(self, each.name)
             if choices and value not in choices:
                 raise ValueError(f"{each.name}={value!r} is not known; choose from {', '.join(choices)}")
-        if (self.resume or self.save_every) and not self.checkpoint:
-            raise ValueError("resume and save_every need a checkpoint: say where it is (checkpoint=...)")
+        if (self.resume or self.save_every or self.until) and not self.checkpoint:
+            raise ValueError("resume, save_every and until need a checkpoint: say where it is (checkpoint=...)")
 
 
 class Progress:
@@ -79,12 +80,13 @@ class Progress:
 
     def __init__(self, config: GPTConfig, model: GPT, optimizer: torch.optim.Optimizer, stream: TokenStream) -> None:
         self.config, self.model, self.optimizer, self.stream = config, model, optimizer, stream
-        self.step = self.first_step = 0
+        self.step = self.first_step = self.saved = 0
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.held_out: list[tuple[int, float]] = []
         self.times: list[float] = []  # seconds of each step of this process, saving left out
         self.stopping = False
+        self.last = min(config.until or config.steps, config.steps)
         self.notes: list[str] = []
         self.bar = progress_bar(0, shown=False)
         self.cadence: Cadence | None = None
@@ -102,9 +104,9 @@ class Progress:
             self.checkpoints.close()
 
     def steps(self) -> Iterator[int]:
-        """Give the numbers of the steps that are left, from 0, until the last or until a signal asks to stop."""
+        """Give the numbers of the steps that are left, from 0, to the last or until a signal asks to stop."""
         self.bar = progress_bar(self.config.steps, initial=self.step, shown=self.config.progress)
-        while self.step < self.config.steps and not self.stopping:
+        while self.step < self.last and not self.stopping:
             self.started = clock(my_device())
             yield self.step
 
@@ -122,11 +124,11 @@ class Progress:
         self.bar.set_postfix_str(f"loss {self.losses[-1]:.3f}")
         wish = self.cadence.next(self.step) if self.cadence else Wish.GO_ON
         self.stopping = wish == Wish.STOP
-        if wish or (self.checkpoints and self.step == self.config.steps):
+        if wish:
             self._save()
 
     def note_held_out(self, loss: float) -> None:
-        self.held_out.append((self.step, loss))
+        self.held_out = [pair for pair in self.held_out if pair[0] < self.step] + [(self.step, loss)]
 
     def tokens_per_s(self, local_tokens: int) -> float:
         """Return the tokens of all ranks in a second, of the slowest rank's clock; 0 if no step was left to do.
@@ -138,14 +140,17 @@ class Progress:
         return dist.get_world_size() * local_tokens * len(timed) / slowest if slowest else 0.0
 
     def finish(self) -> None:
-        """Wait for the last answer of the others; for the good path only."""
-        if self.cadence:
+        """Save what has not been saved, and wait for the last answer of the others; for the good path only."""
+        if self.checkpoints:
+            if self.saved < self.step:
+                self._save()
             self.cadence.finish()
 
     def _save(self) -> None:
         extra = {"config": asdict(self.config), "losses": self.losses, "norms": self.norms, "held_out": self.held_out}
         state = capture_state(self.model, self.optimizer, sampler=self.stream, step=self.step, extra=extra)
         self.checkpoints.save(state, self.step)
+        self.saved = self.step
 
     def resume(self) -> None:
         """Go back to the latest checkpoint; if the folder has none, stay at the beginning and say so.
@@ -161,7 +166,7 @@ class Progress:
         extra = found.state["extra"]
         refuse_another_run(self.config, extra["config"], found.path)
         self.notes = restore_state(found.state, self.model, self.optimizer, sampler=self.stream)
-        self.step = self.first_step = found.step
+        self.step = self.first_step = self.saved = found.step
         self.losses, self.norms = extra["losses"], extra["norms"]
         self.held_out = [tuple(pair) for pair in extra["held_out"]]
 

@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps([asdict(result) for result in results]) if options.json else summary(results))
     if len({result.checksum for result in results}) > 1:
         return 1
-    return 128 + signal.SIGTERM if any(result.stopped for result in results) else 0
+    asked = options.until and results[0].steps == options.until
+    return 128 + signal.SIGTERM if results[0].stopped and not asked else 0
 
 
 def fail(message: str, first: bool) -> int:
@@ -119,7 +120,7 @@ def summary(results: list[GPTResult]) -> str:
         "reached here in a plain matrix product"
     )
     if first.stopped:
-        lines.append(f"stopped by a signal after step {first.steps}, saved; go on with --resume")
+        lines.append(f"left after step {first.steps}, saved; go on with --resume")
     lines += [f"note: {note}" for note in first.notes]
     equal = len({result.checksum for result in results}) == 1
     lines.append(f"the replicas are equal: {first.checksum}" if equal else "THE REPLICAS DIFFER")

@@ -99,7 +99,7 @@ def train_gpt(rank: int, world_size: int, config: GPTConfig) -> GPTResult:
             optimizer.step()
             optimizer.zero_grad()
             progress.after_step(loss, norm)
-            if config.held_out_every and progress.step % config.held_out_every == 0 and progress.step < config.steps:
+            if config.held_out_every and progress.step % config.held_out_every == 0 and progress.step < progress.last:
                 progress.note_held_out(held_out_loss(model, text, config.held_out))
         progress.note_held_out(held_out_loss(model, text, config.held_out))
         progress.finish()

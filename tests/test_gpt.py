@@ -64,7 +64,7 @@ def test_the_first_weights_are_drawn_as_gpt2s():
             assert torch.all(parameter == (1.0 if "norm.weight" in name else 0.0)), name
     # Weights so small make all tokens nearly equally likely.
     x, other = rows(4, 64), rows(4, 64, seed=1)
-    assert F.cross_entropy(model(x).flatten(0, 1), other.flatten()).item() == pytest.approx(math.log(256), abs=0.05)
+    assert F.cross_entropy(model(x).flatten(0, 1), other.flatten()).item() == pytest.approx(math.log(256), abs=0.1)
 
 
 # --- Who sees what ---------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def on_one_thread(rank: int, world_size: int, config: GPTConfig) -> GPTResult:
         ({"clip": 0.0}, "clip=0.0: must be positive"),
         ({"size": "huge"}, "size='huge' is not known; choose from tiny, mini, small, gpt2"),
         ({"precision": "fp8"}, "precision='fp8' is not known; choose from float32, bf16"),
-        ({"save_every": 5}, "resume and save_every need a checkpoint"),
+        ({"save_every": 5}, "resume, save_every and until need a checkpoint"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_any_rank_starts(setting, message):
@@ -214,6 +214,7 @@ def same(result: GPTResult) -> tuple:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_resumed_run_ends_with_the_bits_of_the_straight_one(ranks, tmp_path, world_size):
     straight = run(ranks(world_size), replace(QUICK, checkpoint=str(tmp_path), save_every=2))
+    assert not straight[0].stopped
     assert len({result.checksum for result in straight}) == 1
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == [f"step-{step:010d}.pt" for step in (2, 4, 6)]
     for step in (6, 4):
@@ -225,6 +226,16 @@ def test_a_resumed_run_ends_with_the_bits_of_the_straight_one(ranks, tmp_path, w
     finished = run(ranks(world_size), replace(QUICK, checkpoint=str(tmp_path), resume=True))  # nothing is left to do
     assert [same(result) for result in finished] == [same(result) for result in straight]
     assert finished[0].tokens_per_s == finished[0].mfu == 0
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(ranks, tmp_path):
+    straight = run(ranks(2), QUICK)
+    first = run(ranks(2), replace(QUICK, checkpoint=str(tmp_path), until=4, held_out_every=2))
+    assert [(result.steps, result.stopped) for result in first] == [(4, True)] * 2
+    assert first[0].losses == straight[0].losses[:4]
+    second = run(ranks(2), replace(QUICK, checkpoint=str(tmp_path), resume=True))
+    assert [same(result) for result in second] == [same(result) for result in straight]
+    assert [step for step, _ in second[0].held_out] == [2, 4, 6]
 
 
 def test_what_each_rank_brings_home(ranks, tmp_path):

@@ -1,3 +1,12 @@
-"""The exercises of this lesson."""
+"""The exercises of lesson 16: who reads what, one step of several batches, and how busy is the machine?
 
-EXERCISES = ()
+Each file has drivers, which call what the learner wrote, and a judge, which chooses the cases from a seed and compares.
+"""
+
+from ddp_course.grading.lessons.gpt2.step import STEP
+from ddp_course.grading.lessons.gpt2.stream import STREAM
+from ddp_course.grading.lessons.gpt2.utilisation import UTILISATION
+
+EXERCISES = (STREAM, STEP, UTILISATION)
+
+__all__ = ["EXERCISES", "STEP", "STREAM", "UTILISATION"]

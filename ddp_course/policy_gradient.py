@@ -69,11 +69,10 @@ class PolicyConfig:
     same_seed: bool = option(False, "give every rank rank 0's games: a mistake, to see what it costs")
 
     def __post_init__(self) -> None:
-        for name, least in (("iterations", 1), ("num_envs", 1), ("horizon", 2), ("epochs", 1), ("episodes", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
+        least = {"horizon": 2, "check_every": 0, "seed": 0}
+        for name in ("iterations", "num_envs", "horizon", "epochs", "hidden", "check_every", "episodes", "seed"):
+            if getattr(self, name) < least.get(name, 1):
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least.get(name, 1)}")
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     """Learn CartPole from a terminal, or as one of the ranks that torchrun has started.
 
     Returns:
-        0; 1 if a rank failed, the replicas differ or the game is not solved; 2 for wrong options.
+        0, solved or not; 1 if a rank failed or the replicas differ; 2 for wrong options.
     """
     parser = options_parser()
     options = parser.parse_args(argv)
@@ -246,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
         config = PolicyConfig(**{each.name: getattr(options, each.name) for each in fields(PolicyConfig)})
         if "RANK" in os.environ and options.world_size is not None:
             raise ValueError("--world-size: the launcher has started the ranks; leave it out")
-        results = join_ranks(config) if "RANK" in os.environ else start_ranks(config, options.world_size or 2)
+        results = join_ranks(config, options.backend) if "RANK" in os.environ else start_ranks(config, options)
     except ValueError as error:
         parser.error(str(error))
     except RankError as error:
@@ -254,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps([asdict(result) for result in results]) if options.json else summary(results))
-    return 0 if len({result.checksum for result in results}) == 1 and results[0].solved else 1
+    return 0 if len({result.checksum for result in results}) == 1 else 1
 
 
 def options_parser() -> argparse.ArgumentParser:
@@ -264,6 +263,7 @@ def options_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--world-size", type=int, help="ranks to start (default: 2, or torchrun's)")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], help="nccl if every rank has a GPU, else gloo")
     parser.add_argument("--json", action="store_true", help="print the result of each rank as JSON")
     for each in fields(PolicyConfig):
         flag, says = f"--{each.name.replace('_', '-')}", each.metadata["help"]
@@ -272,18 +272,20 @@ def options_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def start_ranks(config: PolicyConfig, world_size: int) -> list[PolicyResult]:
-    return launch(train_policy, world_size, args=(config,), start_method="forkserver")
+def start_ranks(config: PolicyConfig, options: argparse.Namespace) -> list[PolicyResult]:
+    world_size = 2 if options.world_size is None else options.world_size
+    settings = {"backend": options.backend, "start_method": "forkserver", "quiet": options.json}
+    return launch(train_policy, world_size, args=(config,), **settings)
 
 
-def join_ranks(config: PolicyConfig) -> list[PolicyResult]:
+def join_ranks(config: PolicyConfig, backend: str | None) -> list[PolicyResult]:
     """Be one rank of a job that a launcher has started.
 
     Returns:
         Every rank's result on rank 0; its own on the others.
     Collective: the group's opening and end, all of `train_policy`, one gather_object; every rank.
     """
-    with process_group() as place:
+    with process_group(backend=backend) as place:
         result = train_policy(place.rank, place.world_size, config)
         results = [None] * place.world_size if place.rank == 0 else None
         dist.gather_object(result, results)

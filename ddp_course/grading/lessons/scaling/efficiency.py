@@ -184,8 +184,10 @@ def _interval_fault(case: Case, answer: Any) -> Fault | None:
         return Fault(what, shown, cause="the lower end comes first: (value, low, high)")
     if not same(value - low, high - value) and abs((value - low) - (high - value)) > 1e-9:
         return Fault(what, shown, cause="the interval reaches as far below the value as above it: t standard errors")
+    if not same(value, right.value):
+        return Fault(what, shown, cause="first let the value itself be right")
     if same(high - value, right.half):
-        return None if same(value, right.value) else Fault(what, shown, cause="first let the value itself be right")
+        return None
     cause = next((c for c, half in _half_slips(case, right).items() if same(high - value, half)), "")
     otherwise = "what each round leaves over is a - value * b, with a and b as in the value's sums"
     return Fault(what, shown, cause=cause or otherwise)

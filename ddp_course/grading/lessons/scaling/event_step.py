@@ -67,8 +67,7 @@ def _case(rng: Random, buckets: int, load: float) -> Case:
     gradients.reverse()
     plan = [[count - 1 - (b * per_bucket + i) for i in range(per_bucket)] for b in range(buckets)]
     for bucket in plan:
-        rng.shuffle(bucket)
-        _latest_first(bucket, gradients)
+        _mixed(bucket, gradients)
     nbytes = sum(size for size, _ in gradients)
     latency = load * backward * 0.2 / (2 * (world_size - 1) * buckets)
     speed = 2 * (world_size - 1) / world_size * nbytes / (0.8 * load * backward)
@@ -76,11 +75,10 @@ def _case(rng: Random, buckets: int, load: float) -> Case:
     return Case(round(backward / 2.2, 6), last, round(backward / 9, 6), gradients, plan, world_size, latency, speed)
 
 
-def _latest_first(bucket: list[int], gradients: list[tuple[int, float]]) -> None:
-    """Let another gradient stand last, so that it matters who is looked at."""
-    latest = max(bucket, key=lambda index: gradients[index][1])
-    bucket.remove(latest)
-    bucket.insert(0, latest)
+def _mixed(bucket: list[int], gradients: list[tuple[int, float]]) -> None:
+    """Let the latest gradient stand between the others, so that it matters who is looked at."""
+    earliest, middle, latest = sorted(bucket, key=lambda index: gradients[index][1])
+    bucket[:] = [earliest, latest, middle]
 
 
 def _early(case: Case) -> Case:
@@ -91,7 +89,7 @@ def _early(case: Case) -> Case:
     for index, ready in zip([*case.buckets[1], *case.buckets[0]], order, strict=True):
         gradients[index] = (gradients[index][0], ready)
     for bucket in case.buckets:
-        _latest_first(bucket, gradients)
+        _mixed(bucket, gradients)
     return case._replace(gradients=gradients)
 
 
@@ -160,6 +158,9 @@ def _slips(case: Case) -> dict[str, float]:
     return {
         "the link carries one message at a time: a bucket waits until the one before has arrived": shown(
             end_s(case, full, lasts, queue=False)
+        ),
+        "the link carries one message at a time, and each waits for the one before": shown(
+            end_s(case, full, lasts, queue=False, in_order=False)
         ),
         "buckets are launched in the order of the plan, on every rank: one that is full early waits": shown(
             end_s(case, full, lasts, in_order=False)

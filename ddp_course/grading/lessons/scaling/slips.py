@@ -54,5 +54,5 @@ def number_fault(what: str, found: float, right: float, slips: Mapping[str, floa
 
 
 def same(found: float, expected: float) -> bool:
-    """Whether two numbers agree to a millionth of the expected one; near 0, to a billionth of a second."""
-    return close(found, expected, TOLERANCE) or (abs(expected) < 1e-9 and abs(found - expected) < 1e-9)
+    """Whether two numbers agree to a millionth of the expected one; where that is 0, to a billionth of a second."""
+    return abs(found) < 1e-9 if expected == 0 else close(found, expected, TOLERANCE)

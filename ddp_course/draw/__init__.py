@@ -14,8 +14,9 @@ from ddp_course.draw.end_to_end import (
     number_formats,
 )
 from ddp_course.draw.failures import hang, ladder, lateness
+from ddp_course.draw.games import cart_poses, episode_ends, players, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
-from ddp_course.draw.levers import beside_published, lever, many_ranks, valley
+from ddp_course.draw.levers import lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.processes import all_reduce, collective_calls, processes
@@ -32,9 +33,9 @@ __all__ = [
     "accumulation_step",
     "agents",
     "all_reduce",
-    "beside_published",
     "bucket_plan",
     "bucket_sweep",
+    "cart_poses",
     "changed_images",
     "class_accuracies",
     "collective",
@@ -49,6 +50,7 @@ __all__ = [
     "decision",
     "distances",
     "drift",
+    "episode_ends",
     "gradient_noise",
     "halves",
     "hang",
@@ -73,15 +75,18 @@ __all__ = [
     "orders",
     "own_losses",
     "pipeline_passes",
+    "players",
     "processes",
     "quantities",
     "rank_colour",
     "rank_map",
     "rendezvous",
     "resume_differences",
+    "return_curves",
     "ring_steps",
     "scaling_curve",
     "scaling_report",
+    "seed_table",
     "shard_gradients",
     "shards",
     "size_text",

@@ -1,0 +1,186 @@
+"""What do the ranks play, and what do they learn together?
+
+Four pictures: a cart in some moments of a real episode; who gives what to whom in one iteration; which rows count when
+an episode ends; and the mean return against the steps that all ranks have played.
+
+Read next: `style.py`, whose shapes these are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ddp_course.draw.style import (
+    ALARM,
+    DPI,
+    FAINT,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    RANK_COLOURS,
+    SHARED,
+    SMALL,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    label,
+    plain_axes,
+    rank_colour,
+)
+
+TRACK = 2.4  # the cart may leave the middle by so much
+DASHES = ("-", "--", ":", "-.")
+
+
+def cart_poses(episodes: Mapping[str, Sequence[Sequence[float]]], moments: int = 6) -> Figure:
+    """Some moments of real episodes, from left to right: the cart on its track, and the pole at its true angle.
+
+    Args:
+        episodes: for each name, the states of one episode in order: place, speed, angle, speed of the angle.
+        moments: how many to draw of each.
+    """
+    figure, ax = canvas(1.5 * len(episodes) + 0.1)
+    for row, (name, states) in enumerate(episodes.items()):
+        bottom = 1.5 * (len(episodes) - 1 - row) + 0.1
+        label(ax, 0.15, bottom + 1.25, f"{name}: {len(states)} steps", align="left", bold=True)
+        for i in range(moments):
+            step = round(i * (len(states) - 1) / (moments - 1))
+            _cart(ax, 0.15 + i * 1.3, bottom, states[step], step)
+    ax.set_aspect("equal")
+    return figure
+
+
+def _cart(ax: Axes, left: float, bottom: float, state: Sequence[float], step: int) -> None:
+    """One moment in a field 1.2 inches wide; the track's ends are the places where the episode is lost."""
+    place, _, angle, _ = state
+    middle, ground = left + 0.6 + 0.48 * place / TRACK, bottom + 0.32
+    ax.plot([left + 0.12, left + 1.08], [ground, ground], color=LINE, linewidth=1.2)
+    for end in (left + 0.12, left + 1.08):
+        ax.plot([end, end], [ground - 0.05, ground + 0.05], color=LINE, linewidth=1.2)
+    lost = abs(angle) > 12 * math.pi / 180 or abs(place) > TRACK
+    ax.add_patch(Rectangle((middle - 0.1, ground), 0.2, 0.11, color=ALARM if lost else RANK_COLOURS[0], zorder=3))
+    tip = (middle + 0.55 * math.sin(angle), ground + 0.11 + 0.55 * math.cos(angle))
+    ax.plot([middle, tip[0]], [ground + 0.11, tip[1]], color=ALARM if lost else RANK_COLOURS[1], linewidth=3, zorder=4)
+    label(ax, left + 0.6, bottom + 0.12, f"step {step}", size=SMALL, ink=MUTED)
+
+
+def players(world_size: int = 2, num_envs: int = 8) -> Figure:
+    """One iteration: each rank plays games of its own, and two things are averaged or added up over the ranks."""
+    figure, ax = canvas(3.6)
+    width = (WIDTH - 0.2) / world_size
+    for rank in range(world_size):
+        x, colour = 0.1 + rank * width, rank_colour(rank)
+        box(ax, x + 0.05, 0.1, width - 0.1, 1.85, colour=FAINT, fill=False)
+        label(ax, x + 0.2, 1.75, f"rank {rank}", bold=True, align="left", ink=INK)
+        inner = (width - 0.5) / 2
+        box(ax, x + 0.15, 0.3, inner, 1.15, f"{num_envs} games\nown seed,\nown dice", colour=colour, size=SMALL)
+        box(
+            ax,
+            x + 0.35 + inner,
+            0.3,
+            inner,
+            1.15,
+            "replica of\nactor, critic:\nequal weights",
+            colour=SHARED,
+            size=SMALL,
+        )
+        arrow(ax, (x + 0.16 + inner, 0.95), (x + 0.34 + inner, 0.95), colour=colour, both_ways=True)
+        arrow(ax, (x + width / 2, 1.97), (x + width / 2, 2.33), colour=colour, both_ways=True)
+    box(ax, 0.15, 2.35, WIDTH - 0.3, 1.1, "", colour=SHARED)
+    label(ax, WIDTH / 2, 3.15, "between the ranks", bold=True)
+    label(ax, WIDTH / 2, 2.85, "before learning: sums and counts of advantages and returns, five numbers", size=SMALL)
+    label(ax, WIDTH / 2, 2.58, "in each learning step: the gradient, averaged by DDP. No state, no action, no reward",
+          size=SMALL)  # fmt: skip
+    return figure
+
+
+def episode_ends(gamma: float = 0.98) -> Figure:
+    """The rows around an end of each kind: what follows the last row, and which row nobody learns from."""
+    figure, ax = canvas(2.85)
+    cases = (("terminated", "the pole fell", "value 0", ALARM), ("truncated", "time limit", "the critic's", SHARED))
+    for row, (kind, why, after, colour) in enumerate(cases):
+        y = 1.75 - 1.35 * row
+        label(ax, 0.15, y + 0.42, kind, bold=True, align="left")
+        label(ax, 0.15, y + 0.15, why, size=SMALL, ink=MUTED, align="left")
+        texts = ("plays", "plays", f"{kind}", "begins only", "plays", "plays")
+        for i, text in enumerate(texts):
+            x, empty = 1.5 + 1.07 * i, i == 3
+            edge = FAINT if empty else colour if i == 2 else RANK_COLOURS[0 if i < 3 else 2]
+            box(ax, x, y, 1.0, 0.6, text, colour=edge, dashed=empty, fill=not empty, size=SMALL,
+                ink=MUTED if empty else INK)  # fmt: skip
+        label(ax, 1.5 + 1.07 * 2 + 0.5, y - 0.2, f"then: {after}", size=SMALL, bold=True, ink=colour)
+        label(ax, 1.5 + 1.07 * 3 + 0.5, y + 0.78, "reward 0, left out", size=SMALL, ink=MUTED)
+    label(ax, 1.5, 2.68, "one episode", size=SMALL, ink=RANK_COLOURS[0], align="left")
+    label(ax, 1.5 + 1.07 * 4, 2.68, "the next one", size=SMALL, ink=RANK_COLOURS[2], align="left")
+    return figure
+
+
+def return_curves(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float | None]]], solved: float = 475.0, window: int = 5
+) -> Figure:
+    """Mean return against the environment steps of all ranks, and against the iterations beside it.
+
+    Args:
+        curves: for each run the steps after each iteration, and the mean return of the episodes that ended in it.
+        window: so many iterations with an ended episode are averaged for a point.
+    """
+    figure = plt.figure(figsize=(WIDTH, 3.4), dpi=DPI, facecolor=PAPER, layout="constrained")
+    first, second = figure.subplots(1, 2, sharey=True)
+    for ax in (first, second):
+        plain_axes(ax)
+    for (name, (steps, returns)), dash, colour in zip(curves.items(), DASHES, RANK_COLOURS, strict=False):
+        places, values = _running_mean(returns, window)
+        style = {"color": colour, "linestyle": dash, "linewidth": 2}
+        first.plot([steps[i] for i in places], values, label=name, **style)
+        second.plot([i + 1 for i in places], values, **style)
+    for ax, what in ((first, "steps of all ranks' games"), (second, "iterations")):
+        ax.axhline(solved, color=MUTED, linewidth=1)
+        ax.set_xlabel(what, color=MUTED, fontsize=LABEL)
+    first.locator_params(axis="x", nbins=6)
+    first.set_ylabel("mean return", color=MUTED, fontsize=LABEL)
+    first.set_ylim(0, 520)
+    first.legend(frameon=False, fontsize=SMALL, loc="lower right")
+    return figure
+
+
+def _running_mean(values: Sequence[float | None], window: int) -> tuple[list[int], list[float]]:
+    """Return the places that have a value, and for each the mean of the last `window` values."""
+    places = [i for i, value in enumerate(values) if value is not None]
+    known = [values[i] for i in places]
+    means = [sum(part) / len(part) for part in (known[max(0, i - window + 1) : i + 1] for i in range(len(known)))]
+    return places, means
+
+
+def seed_table(seeds: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
+    """The seeds of some runs and ranks, one table for each rule; a seed that occurs twice is marked.
+
+    Args:
+        seeds: for each rule, the seeds by run and rank.
+    """
+    widest = max(len(runs[0]) for runs in seeds.values())
+    height = max(len(runs) for runs in seeds.values())
+    figure, ax = canvas(0.42 * height + 1.0)
+    width = (WIDTH - 0.2) / len(seeds)
+    cell = (width - 0.95) / widest
+    for place, (name, runs) in enumerate(seeds.items()):
+        x, flat = 0.1 + place * width, [seed for run in runs for seed in run]
+        label(ax, x + 0.1, 0.42 * height + 0.78, name, bold=True, align="left")
+        for rank in range(widest):
+            label(ax, x + 0.8 + (rank + 0.5) * cell, 0.42 * height + 0.42, f"rank {rank}", size=SMALL, ink=MUTED)
+        for i, run in enumerate(runs):
+            y = 0.42 * (height - 1 - i) + 0.15
+            label(ax, x + 0.1, y + 0.19, f"run {i}", size=SMALL, ink=MUTED, align="left")
+            for rank, seed in enumerate(run):
+                twice = flat.count(seed) > 1
+                box(ax, x + 0.8 + rank * cell + 0.03, y + 0.02, cell - 0.06, 0.34, f"{seed}", size=SMALL,
+                    colour=ALARM if twice else rank_colour(rank), dashed=twice)  # fmt: skip
+    return figure

@@ -1,0 +1,72 @@
+"""Do the pictures of lesson 15 show the numbers they were given, and stay readable?"""
+
+import math
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+
+from ddp_course import draw
+from ddp_course.draw.games import cart_poses, episode_ends, players, return_curves, seed_table
+
+FALLS = [(0.02 * i, 0.1, 0.022 * i, 0.5) for i in range(11)]  # 0.22 rad at the end: lost
+STANDS = [(-0.004 * i, 0.0, 0.02 * (-1) ** i, 0.0) for i in range(500)]
+CURVES = {
+    "1 rank": ([250 * i for i in range(1, 41)], [None, 20.0, *(20.0 + 10 * i for i in range(38))]),
+    "2 ranks": ([500 * i for i in range(1, 41)], [20.0 + 12 * i for i in range(40)]),
+}
+SEEDS = {
+    "seed + rank": [[r + s for r in range(3)] for s in range(3)],
+    "own": [[9 * r + s for r in range(3)] for s in range(3)],
+}
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def pictures():
+    yield cart_poses({"untrained": FALLS, "trained": STANDS})
+    yield cart_poses({"at the edges": [(2.4, 0, 0.2, 0), (-2.4, 0, -0.2, 0)]})
+    yield players()
+    yield players(3, 16)
+    yield episode_ends()
+    yield return_curves(CURVES)
+    yield seed_table(SEEDS)
+
+
+def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+    for number, figure in enumerate(pictures()):
+        assert draw.text_problems(figure) == [], draw.texts_of(figure)
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path, dpi=figure.dpi)
+        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+
+
+def test_the_pole_leans_as_the_state_says_and_a_lost_cart_is_marked():
+    ax = cart_poses({"untrained": FALLS}).axes[0]
+    poles = [line for line in ax.lines if line.get_linewidth() == 3]
+    leans = [math.atan2(line.get_xdata()[1] - line.get_xdata()[0], line.get_ydata()[1] - line.get_ydata()[0])
+             for line in poles]  # fmt: skip
+    assert leans == pytest.approx([FALLS[i][2] for i in (0, 2, 4, 6, 8, 10)])
+    colours = [line.get_color() for line in poles]
+    assert len(set(colours[:-1])) == 1 and colours[-1] not in colours[:-1]
+
+
+def test_curves_leave_out_iterations_without_an_end_and_average_the_last_ones():
+    first, second = return_curves(CURVES, window=2).axes
+    one, two, _ = first.lines
+    assert list(one.get_xdata())[:2] == [500, 750] and list(one.get_ydata())[:3] == [20, 20, 25]
+    assert list(two.get_ydata())[:3] == [20, 26, 38]
+    assert list(second.lines[0].get_xdata())[:2] == [2, 3]
+
+
+def test_seeds_that_occur_twice_are_dashed():
+    ax = seed_table(SEEDS).axes[0]
+    dashed = [shape for shape in ax.patches if shape.get_linestyle() == "--"]
+    assert len(ax.patches) == 18 and len(dashed) == 7  # 0 and 4 stand alone

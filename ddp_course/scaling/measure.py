@@ -164,33 +164,48 @@ def timed_steps(
     images = load(workload.dataset)
     model = build_model(Config(model=workload.model, hidden=workload.hidden, dataset=workload.dataset), images)
     batches = _endless(images, batch, rank, world_size)
+    last = LastGradient(model)  # before the replica, so that its hooks run before the replica's
     with ExitStack() as stack:
         replica = _replica(model, workload, world_size, stack)
-        step = TimedStep(replica, model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), workload)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        step = TimedStep(replica, last, optimizer, workload.accumulation)
         for _ in range(warmup):
             step(batches)
         dist.barrier()
         noted = [step(batches) for _ in range(steps)]
-        step.close()
+    last.close()
     del replica, step
     gc.collect()  # DDP's reducer, before the next one is built
     return Steps(batch * workload.accumulation, [seconds for seconds, _ in noted], [ready for _, ready in noted])
+
+
+class LastGradient:
+    """Knows when the newest gradient was there; at the end of backward that is the last one.
+
+    Made before a replica, it notes each gradient before the replica copies it or sends it away.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.ready_s = 0.0
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._note) for parameter in parameters]
+
+    def _note(self, parameter: nn.Parameter) -> None:
+        self.ready_s = time.monotonic()
+
+    def close(self) -> None:
+        """Take the hooks off again."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 class TimedStep:
     """One training step that notes when each of its parts is over."""
 
     def __init__(
-        self, replica: nn.Module, model: nn.Module, optimizer: torch.optim.Optimizer, workload: Workload
+        self, replica: nn.Module, last: LastGradient, optimizer: torch.optim.Optimizer, accumulation: int = 1
     ) -> None:
-        self.replica, self.optimizer, self.accumulation = replica, optimizer, workload.accumulation
-        self.ready = 0.0
-        # A parameter's hook runs before DDP's, which copies the gradient and may start an all_reduce.
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.handles = [parameter.register_post_accumulate_grad_hook(self._note) for parameter in parameters]
-
-    def _note(self, parameter: nn.Parameter) -> None:
-        self.ready = time.monotonic()
+        self.replica, self.last, self.optimizer, self.accumulation = replica, last, optimizer, accumulation
 
     def __call__(self, batches: Iterator) -> tuple[dict[str, float], float]:
         """Return the seconds of each part, and when the last gradient was there."""
@@ -205,18 +220,13 @@ class TimedStep:
                 loss.backward()
             if not left and isinstance(self.replica, NaiveDDP):
                 self.replica.average_gradients()
-            at += [self.ready, time.monotonic()]
+            at += [self.last.ready_s, time.monotonic()]
             for part, begin, end in zip((DATA, FORWARD, BACKWARD, EXPOSED), at, at[1:], strict=False):
                 seconds[part] += end - begin
         self.optimizer.step()
         self.optimizer.zero_grad()
         seconds[OPTIMIZER] = time.monotonic() - at[-1]
-        return seconds, self.ready
-
-    def close(self) -> None:
-        """Take the hooks off again."""
-        for handle in self.handles:
-            handle.remove()
+        return seconds, self.last.ready_s
 
 
 def _replica(model: nn.Module, workload: Workload, world_size: int, stack: ExitStack) -> nn.Module:

@@ -1,7 +1,6 @@
 """Is each moment counted in its part, and do real ranks of each kind come back with numbers that hang together?"""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from ddp_course.launch import RankError
 from ddp_course.scaling.cores import core_order, cores_note
 from ddp_course.scaling.efficiency import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, PARTS
 from ddp_course.scaling.link import Link
-from ddp_course.scaling.measure import Steps, TimedStep, Workload, measure_scaling, summarised
+from ddp_course.scaling.measure import LastGradient, Steps, TimedStep, Workload, measure_scaling, summarised
 
 TINY = {"hidden": 16, "batch": 8}
 SETTINGS = {"repeats": 2, "steps": 2, "warmup": 1}
@@ -69,7 +68,8 @@ def batches(slow: bool):
 def test_each_moment_is_counted_in_its_part(where, part, accumulation):
     model = Slow(where)
     optimizer = (SlowSGD if where == "optimizer" else torch.optim.SGD)(model.parameters(), lr=0.1)
-    step = TimedStep(model, model, optimizer, SimpleNamespace(accumulation=accumulation))
+    last = LastGradient(model)
+    step = TimedStep(model, last, optimizer, accumulation)
     stream = batches(where == "data")
     step(stream)
     began = time.monotonic()
@@ -80,7 +80,7 @@ def test_each_moment_is_counted_in_its_part(where, part, accumulation):
     assert sum(seconds.values()) <= whole and began <= ready <= began + whole
     # A part that was given another's time would have all of it.
     assert sum(seconds[other] for other in PARTS if other != part) <= whole - passes * LONG_S
-    step.close()
+    last.close()
     assert not model.layer.bias._post_accumulate_grad_hooks
 
 

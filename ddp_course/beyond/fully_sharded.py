@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_course.beyond.one_process import Trained, bytes_held, my_rows
+from ddp_course.groups import my_device
 
 
 def shard_layers(model: nn.Module, reshard_after_forward: bool = True) -> list[nn.Module]:
@@ -37,13 +38,18 @@ def shard_layers(model: nn.Module, reshard_after_forward: bool = True) -> list[n
         The units, in the order of `model.modules()`.
     Collective: none when training is on the CPU; each unit's forward and backward, see `expected_collectives`.
     """
-    from torch.distributed.fsdp import fully_shard  # slow to import
+    from torch.distributed.device_mesh import init_device_mesh  # slow to import
+    from torch.distributed.fsdp import fully_shard
 
+    # Named, since fully_shard would take the GPU for the ranks of a host that has one, also under gloo.
+    mesh = init_device_mesh(my_device().type, (dist.get_world_size(),))
     units = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
     for layer in units:
-        fully_shard(layer, reshard_after_forward=reshard_after_forward)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     if model not in units:
-        fully_shard(model, reshard_after_forward=reshard_after_forward)  # the root, which waits for what is under way
+        fully_shard(
+            model, mesh=mesh, reshard_after_forward=reshard_after_forward
+        )  # the root, which waits for what is under way
     return units
 
 
@@ -107,11 +113,12 @@ def train_steps(
     Collective: in each step those of `expected_collectives`; at the end one all_reduce of the losses and one all_gather
         per parameter; every rank.
     """
-    x, y = my_rows(x_NF, rank, world_size), my_rows(y_N, rank, world_size)
-    model = copy.deepcopy(model)
+    device = my_device()
+    x, y = my_rows(x_NF, rank, world_size).to(device), my_rows(y_N, rank, world_size).to(device)
+    model = copy.deepcopy(model).to(device)
     shard_layers(model, reshard_after_forward)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)  # after sharding: its state is made of pieces too
-    losses = torch.zeros(steps, dtype=x.dtype)
+    losses = torch.zeros(steps, dtype=x.dtype, device=device)
     for step in range(steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
@@ -120,5 +127,5 @@ def train_steps(
         losses[step] = loss.detach() / world_size
     dist.all_reduce(losses)
     held = bytes_held(model.parameters(), optimizer)
-    whole = {name: param.detach().full_tensor() for name, param in model.named_parameters()}
+    whole = {name: param.detach().full_tensor().cpu() for name, param in model.named_parameters()}
     return Trained(tuple(losses.tolist()), whole, held)

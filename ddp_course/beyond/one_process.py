@@ -48,8 +48,8 @@ def train_steps(model: nn.Module, x_NF: torch.Tensor, y_N: torch.Tensor, steps: 
 
 
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of the parameters, by name."""
-    return {name: param.detach().clone() for name, param in model.named_parameters()}
+    """Return copies of the parameters on the CPU, by name."""
+    return {name: param.detach().clone().cpu() for name, param in model.named_parameters()}
 
 
 def bytes_held(params: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, int]:

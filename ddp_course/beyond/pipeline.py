@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_course.beyond.one_process import Trained, bytes_held, whole_parameters
+from ddp_course.groups import my_device
+
+TIMEOUT_S = 60.0  # for a message from stage to stage; a new group does not inherit it
 
 # --- Pure: who does what when --------------------------------------------------------------------------
 
@@ -111,7 +115,7 @@ def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     full = [name for name, size in sizes.items() if size]
     if len(full) < stages:
         raise ValueError(f"{stages} stages need as many layers with parameters, found {len(full)}: take fewer ranks")
-    starts = _starts([sizes[name] for name in full], stages)
+    starts = starts_of_stages([sizes[name] for name in full], stages)
     first_names = [full[start] for start in starts[1:]]
     parts: list[nn.Sequential] = [nn.Sequential()]
     for name, layer in model.named_children():
@@ -121,7 +125,7 @@ def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     return parts
 
 
-def _starts(sizes: list[int], stages: int) -> list[int]:
+def starts_of_stages(sizes: list[int], stages: int) -> list[int]:
     """Return where each stage starts: as soon as those before it have their share, and with enough left over."""
     starts, before = [0], 0
     for index, size in enumerate(sizes):
@@ -141,17 +145,21 @@ class Stage:
 
     Args:
         parts: all stages, as `cut` returns them; this rank trains its own.
-        x_shape, dtype: of one micro-batch. From it every rank works out the shape that it will be sent.
+        x: one micro-batch. From its shape every rank works out the shape that it will be sent.
+        down, up: groups for activations and for gradients; None is the default group. Within a group NCCL carries the
+            messages of two ranks one after the other: in 1F1B, neighbours that both send would wait for each other.
     """
 
-    def __init__(self, parts: list[nn.Sequential], x_shape: torch.Size, dtype: torch.dtype) -> None:
-        self.rank, self.stages, self.dtype = dist.get_rank(), len(parts), dtype
+    def __init__(
+        self, parts: list[nn.Sequential], x: torch.Tensor, down: dist.ProcessGroup | None, up: dist.ProcessGroup | None
+    ) -> None:
+        self.rank, self.stages, self.down, self.up = dist.get_rank(), len(parts), down, up
         self.layers = parts[self.rank]
         self.is_first, self.is_last = self.rank == 0, self.rank == self.stages - 1
-        x = torch.empty(x_shape, dtype=dtype, device="meta")  # has a shape and no memory
+        shape = torch.empty_like(x, device="meta")  # has a shape and no memory
         for part in parts[: self.rank]:
-            x = copy.deepcopy(part).to("meta")(x)
-        self.x_shape = x.shape
+            shape = copy.deepcopy(part).to("meta")(shape)
+        self.x_like = shape.detach()
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by micro-batch: input, output
         self._sent: list[tuple[dist.Work, torch.Tensor]] = []  # the tensor must live until it has left
 
@@ -161,14 +169,14 @@ class Stage:
         Collective: one recv from the stage before, one isend to the stage after; none at the ends.
         """
         if not self.is_first:
-            x = torch.empty(self.x_shape, dtype=self.dtype)
-            dist.recv(x, self.rank - 1)
+            x = torch.empty_like(self.x_like, device=my_device())
+            dist.recv(x, self.rank - 1, group=self.down)
             x.requires_grad_()
         output = self.layers(x)
         if self.is_last:
             output = F.cross_entropy(output, y) * share
         else:
-            self._send(output.detach(), self.rank + 1)
+            self._send(output.detach(), self.rank + 1, self.down)
         self._kept[micro] = x, output
         return output.item() if self.is_last else 0.0
 
@@ -181,15 +189,15 @@ class Stage:
         grad = None
         if not self.is_last:
             grad = torch.empty_like(output)
-            dist.recv(grad, self.rank + 1)
+            dist.recv(grad, self.rank + 1, group=self.up)
         output.backward(grad)
         if not self.is_first:
-            self._send(x.grad, self.rank - 1)
+            self._send(x.grad, self.rank - 1, self.up)
 
-    def _send(self, tensor: torch.Tensor, peer: int) -> None:
+    def _send(self, tensor: torch.Tensor, peer: int, group: dist.ProcessGroup | None) -> None:
         # Not waited for: in 1F1B two neighbours send to each other at the same moment.
         tensor = tensor.contiguous()
-        self._sent.append((dist.isend(tensor, peer), tensor))
+        self._sent.append((dist.isend(tensor, peer, group=group), tensor))
 
     def finish(self) -> None:
         """Wait until all has left."""
@@ -225,11 +233,12 @@ def train_steps(
             f"rank {rank}: {len(x_NF)} rows cannot be cut into {micro_batches} equal micro-batches; choose a number "
             "that divides them, for the mean of their losses to be the mean over all rows"
         )
-    model = copy.deepcopy(model)
+    device = my_device()
+    model, x_NF, y_N = copy.deepcopy(model).to(device), x_NF.to(device), y_N.to(device)
     parts = cut(model, world_size)
     optimizer = torch.optim.Adam(parts[rank].parameters(), lr=lr)
     run = (_our_step if by == "course" else _torch_step)(parts, x_NF, y_N, micro_batches, schedule)
-    losses = torch.zeros(steps, dtype=x_NF.dtype)
+    losses = torch.zeros(steps, dtype=x_NF.dtype, device=device)
     for step in range(steps):
         optimizer.zero_grad()
         losses[step] = run()
@@ -244,7 +253,7 @@ def train_steps(
 
 def _our_step(parts: list[nn.Sequential], x_NF: torch.Tensor, y_N: torch.Tensor, micro_batches: int, schedule: str):
     x_micro, y_micro = x_NF.chunk(micro_batches), y_N.chunk(micro_batches)
-    stage = Stage(parts, x_micro[0].shape, x_NF.dtype)
+    stage = Stage(parts, x_micro[0], *_directions())
     order = ORDERS[schedule](stage.rank, stage.stages, micro_batches)
 
     def run() -> float:
@@ -258,6 +267,16 @@ def _our_step(parts: list[nn.Sequential], x_NF: torch.Tensor, y_N: torch.Tensor,
         return loss
 
     return run
+
+
+def _directions() -> list[dist.ProcessGroup | None]:
+    """Return the groups for activations and for gradients; gloo's messages do not wait for each other in one.
+
+    Collective: under NCCL, two new_groups of all ranks.
+    """
+    if dist.get_backend() != "nccl":
+        return [None, None]
+    return [dist.new_group(timeout=timedelta(seconds=TIMEOUT_S)) for _ in range(2)]
 
 
 def _torch_step(parts: list[nn.Sequential], x_NF: torch.Tensor, y_N: torch.Tensor, micro_batches: int, schedule: str):

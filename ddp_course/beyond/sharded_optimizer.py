@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_course.beyond.one_process import Trained, bytes_held, my_rows, whole_parameters
+from ddp_course.groups import my_device
 from ddp_course.parallel.ddp import BucketedDDP
 
 # --- Pure: who owns what -----------------------------------------------------------------------------
@@ -246,10 +247,11 @@ def train_steps(
         ValueError: the rows cannot be shared equally.
     Collective: those of `BucketedDDP` and of the optimizer's step, and one all_reduce of the losses; every rank.
     """
-    x, y = my_rows(x_NF, rank, world_size), my_rows(y_N, rank, world_size)
-    replica = BucketedDDP(copy.deepcopy(model))
+    device = my_device()
+    x, y = my_rows(x_NF, rank, world_size).to(device), my_rows(y_N, rank, world_size).to(device)
+    replica = BucketedDDP(copy.deepcopy(model).to(device))
     optimizer = _adam(by, replica.parameters(), lr)
-    losses = torch.zeros(steps, dtype=x.dtype)
+    losses = torch.zeros(steps, dtype=x.dtype, device=device)
     for step in range(steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(replica(x), y)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_course.beyond.one_process import Trained, bytes_held
+from ddp_course.groups import my_device
 
 # --- Two functions, each the other's backward ----------------------------------------------------------
 
@@ -166,7 +167,7 @@ def parallelize_by_torch(model: nn.Module, pairs: list[tuple[str, str]]) -> nn.M
     plan = {
         name: style() for pair in pairs for name, style in zip(pair, (ColwiseParallel, RowwiseParallel), strict=True)
     }
-    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    return parallelize_module(model, init_device_mesh(my_device().type, (dist.get_world_size(),)), plan)
 
 
 def train_steps(
@@ -188,7 +189,8 @@ def train_steps(
     Collective: those of `parallelize`; at the end one all_gather per parameter that was cut; every rank.
     """
     shapes = {name: param.shape for name, param in model.named_parameters()}
-    model = copy.deepcopy(model)
+    device = my_device()
+    model, x_NI, y_N = copy.deepcopy(model).to(device), x_NI.to(device), y_N.to(device)
     pairs = linear_pairs(model)
     (parallelize if by == "course" else parallelize_by_torch)(model, pairs)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -200,7 +202,7 @@ def train_steps(
         optimizer.step()
         losses.append(loss.item())
     held = bytes_held(model.parameters(), optimizer)
-    whole = {name: _whole(param.detach(), shapes[name]) for name, param in model.named_parameters()}
+    whole = {name: _whole(param.detach(), shapes[name]).cpu() for name, param in model.named_parameters()}
     return Trained(tuple(losses), whole, held)
 
 

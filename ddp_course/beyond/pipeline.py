@@ -4,8 +4,8 @@ Each rank holds a stage: some layers in a row. Activations go from stage to stag
 a single rank would work at a time. So the batch is cut into micro-batches, and while a stage computes the second, the
 next one computes the first. At the beginning and the end stages still stand idle: that is the bubble.
 
-The order in which a stage does its forward and backward passes is all that tells the schedules apart. GPipe does all
-forward passes first. 1F1B turns back as soon as it can: the bubble is the same, but fewer activations are kept.
+Which pass comes when is the schedule's affair: `schedules.py`. A stage here follows any order. Messages are small, a
+layer's activations or their gradients, and go between neighbours only. So slow links will do.
 
 Left out on purpose: several stages on a rank (interleaving), recomputed activations, a backward cut in two.
 Read next: `memory.py` and `plan.py`, which strategy fits; torch/distributed/pipelining/schedules.py.
@@ -14,9 +14,7 @@ Read next: `memory.py` and `plan.py`, which strategy fits; torch/distributed/pip
 from __future__ import annotations
 
 import copy
-from collections import deque
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,81 +22,25 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_course.beyond.one_process import Trained, bytes_held, whole_parameters
+from ddp_course.beyond.schedules import ORDERS, Pass, bubble, gpipe_order, most_kept, one_f_one_b_order, timetable
 from ddp_course.groups import my_device
+
+__all__ = [
+    "ORDERS",
+    "Pass",
+    "Stage",
+    "bubble",
+    "cut",
+    "gpipe_order",
+    "most_kept",
+    "one_f_one_b_order",
+    "timetable",
+    "train_steps",
+]
 
 TIMEOUT_S = 60.0  # for a message from stage to stage; a new group does not inherit it
 
-# --- Pure: who does what when --------------------------------------------------------------------------
-
-
-class Pass(NamedTuple):
-    """One pass of one micro-batch through a stage."""
-
-    kind: str  # "forward" or "backward"
-    micro: int  # which micro-batch
-
-
-def gpipe_order(stage: int, stages: int, micro_batches: int) -> list[Pass]:
-    """All forward passes, then all backward passes. A stage keeps the activations of all micro-batches.
-
-    Source: Huang et al. 2019 (arXiv 1811.06965).
-    """
-    return [Pass(kind, micro) for kind in ("forward", "backward") for micro in range(micro_batches)]
-
-
-def one_f_one_b_order(stage: int, stages: int, micro_batches: int) -> list[Pass]:
-    """Forward until the pipeline is full, then one backward for each forward. A stage keeps at most stages - stage.
-
-    Source: Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
-    """
-    ahead = min(stages - stage - 1, micro_batches)
-    forward = deque(Pass("forward", micro) for micro in range(micro_batches))
-    backward = deque(Pass("backward", micro) for micro in range(micro_batches))
-    order = [forward.popleft() for _ in range(ahead)]
-    while backward:
-        order += [forward.popleft()] if forward else []
-        order.append(backward.popleft())
-    return order
-
-
-ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
-
-
-def timetable(schedule: str, stages: int, micro_batches: int) -> list[list[Pass | None]]:
-    """Return for each stage what it does in each tick, None where it waits; each pass takes one tick.
-
-    A pass starts when its stage is free and what it needs was computed in an earlier tick: a forward by the stage
-    before, a backward by the stage after.
-    """
-    todo = [deque(ORDERS[schedule](stage, stages, micro_batches)) for stage in range(stages)]
-    done: set[tuple[int, Pass]] = set()
-    table: list[list[Pass | None]] = [[] for _ in range(stages)]
-    while any(todo):
-        ready = [bool(todo[stage]) and _needs(stage, todo[stage][0], stages) <= done for stage in range(stages)]
-        for stage in range(stages):
-            table[stage].append(todo[stage].popleft() if ready[stage] else None)
-        done |= {(stage, row[-1]) for stage, row in enumerate(table) if row[-1]}
-    return table
-
-
-def _needs(stage: int, step: Pass, stages: int) -> set[tuple[int, Pass]]:
-    neighbour = stage - 1 if step.kind == "forward" else stage + 1
-    return {(neighbour, step)} if 0 <= neighbour < stages else set()
-
-
-def bubble(schedule: str, stages: int, micro_batches: int) -> float:
-    """Return the share of the ticks in which a stage waits, counted in the timetable: (S-1) / (M+S-1)."""
-    table = timetable(schedule, stages, micro_batches)
-    return sum(step is None for row in table for step in row) / sum(map(len, table))
-
-
-def most_kept(order: list[Pass]) -> int:
-    """Return of how many micro-batches a stage keeps the activations at once, at most."""
-    kept = most = 0
-    for step in order:
-        kept += 1 if step.kind == "forward" else -1
-        most = max(most, kept)
-    return most
+# --- Pure: which stage has which layers ------------------------------------------------------------------
 
 
 def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:

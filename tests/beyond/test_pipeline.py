@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddp_course.beyond import pipeline
-from ddp_course.beyond.pipeline import ORDERS, Pass, bubble, cut, most_kept, timetable
+from ddp_course.beyond.pipeline import cut
+from ddp_course.beyond.schedules import ORDERS, Pass, bubble, most_kept, timetable
 from tests.beyond.strategies_on_ranks import (
     TOLERANCE,
     alone,

@@ -48,7 +48,7 @@ class Row:
     key: str  # "rank_pool_call"
     way: str  # as the table shows it
     ranks: int
-    unit: str = "s"  # "s", or "" for plain numbers
+    unit: str = "s"  # "s", "%", or "" for plain numbers
     samples: list[float] = field(default_factory=list)
     missing: str = ""  # why it could not be tried here
     failed: str = ""  # what went wrong when it was tried
@@ -75,7 +75,7 @@ class Target:
     what: str
     limit: float
     measured: float | None  # None: not measured in this run
-    unit: str = ""  # "s", or "" for a ratio
+    unit: str = ""  # "s", "%", or "" for a ratio
 
     @property
     def holds(self) -> bool | None:
@@ -112,9 +112,11 @@ def find(rows: list[Row], key: str, ranks: int) -> Row | None:
 
 
 def show_number(value: float | None, unit: str = "s") -> str:
-    """Write a time with its unit, a ratio below 1 as a fraction of 1, to three figures."""
+    """Write a time with its unit, a percentage as it is, a ratio below 1 as a fraction of 1, to three figures."""
     if value is None:
         return "not measured"
+    if unit == "%":
+        return ("-" if value < 0 else "") + _figures(abs(value)) + " %"
     if unit == "s":
         return _figures(value) + " s" if value >= 1 else _figures(value * 1e3) + " ms"
     return f"1/{_figures(1 / value)}" if 0 < value < 1 else _figures(value)

@@ -35,7 +35,8 @@ def test_quartiles_do_not_depend_on_order_and_one_sample_has_no_spread():
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [(0.00123, "s", "1.23 ms"), (1.5, "s", "1.50 s"), (123.4, "s", "123 s"), (0.25, "", "1/4.00"),
-     (0.002, "", "1/500"), (8.0, "", "8.00"), (None, "s", "not measured")],
+     (0.002, "", "1/500"), (8.0, "", "8.00"), (None, "s", "not measured"),
+     (-0.5, "%", "-0.50 %"), (12.34, "%", "12.3 %")],
 )  # fmt: skip
 def test_numbers_carry_their_unit(value, unit, text):
     assert measure.show_number(value, unit) == text

@@ -86,10 +86,11 @@ def test_the_tuned_link_is_busy_as_long_as_backward():
         assert link.all_reduce_seconds(PROFILE.nbytes, world_size) == pytest.approx(PROFILE.backward_s)
 
 
-def test_no_case_is_among_those_that_the_overheads_are_measured_with():
-    assert not {case.layers for case in OVERHEADS} & (
-        {case.layers for cases in simulation.CASES.values() for case in cases} | set(SWEEP)
-    )
+def test_overheads_are_measured_with_a_link_that_no_case_has_and_at_least_twelve_cases_are_predicted():
+    cases = [case for cases in simulation.CASES.values() for case in cases]
+    assert {case.link for case in OVERHEADS} == {simulation.NO_OBSTACLE}
+    assert simulation.NO_OBSTACLE not in {FAR, *(case.link for case in cases)}
+    assert len(set(cases)) == 8 and len(cases) * 3 >= 12  # two networks share their links; 2, 3 and 4 ranks
 
 
 def test_an_unknown_row_is_refused():

@@ -1,8 +1,7 @@
 """What does each lever of scaling do to a step, and how far does it carry?
 
-Four pictures of a simulated link: steps one above the other on one clock, before a lever and after it; the step over
-the bucket's size; the efficiency up to a thousand ranks; and predicted savings beside published ones. Each says that
-it is simulated.
+Three pictures of a simulated link: steps one above the other on one clock, before a lever and after it; the step over
+the bucket's size; and the efficiency up to a thousand ranks. Each says that it is simulated.
 
 Left out on purpose: what was measured without a link in between, which is `scaling.py`'s part.
 Read next: `../scaling/simulate.py`, where the steps come from.
@@ -18,7 +17,6 @@ from matplotlib.patches import Patch, Rectangle
 
 from ddp_course.draw.style import (
     ALARM,
-    FAINT,
     INK,
     LABEL,
     LINE,
@@ -177,34 +175,6 @@ def many_ranks(world_sizes: Sequence[int], efficiency: Mapping[str, Sequence[flo
     _named(ax, "ranks (simulated links)", "efficiency, %")
     ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
-
-
-def beside_published(rows: Sequence[tuple[str, float, float]], quantity: str) -> Figure:
-    """Predicted shares beside published ones, a pair of bars each.
-
-    Args:
-        rows: a name, the predicted share and the published one, from 0 to 1.
-        quantity: what the shares are of; written below the axis.
-    """
-    figure, ax = chart(0.62 * len(rows) + 1.05)
-    for place, (_, ours, theirs) in enumerate(rows):
-        first = place == 0
-        ax.barh(place - 0.19, ours, 0.34, color=tint(rank_colour(0), 0.6), label="predicted (simulated link)" * first)
-        ax.barh(place + 0.19, theirs, 0.34, color=FAINT, edgecolor=LINE, label="published" * first)
-        for value, offset in ((ours, -0.19), (theirs, 0.19)):
-            label(ax, max(value, 0) + 0.008, place + offset, f"{value:.1%}", size=SMALL - 1, align="left")
-    ax.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-    ax.set(xlim=(0, 1.25 * max(max(ours, theirs) for _, ours, theirs in rows)), ylim=(len(rows) - 0.5, -0.5))
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    ax.grid(visible=False, axis="y")
-    _named(ax, quantity, "")
-    _legend_above(ax, len(rows))
-    return figure
-
-
-def _legend_above(ax: Axes, bars: int) -> None:
-    above = (0.4, 1.0 + 0.4 / bars)
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="upper center", bbox_to_anchor=above, ncols=2)
 
 
 def _digits(value: float) -> str:

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import same_color
 
 from ddp_course import draw, spans
-from ddp_course.draw.levers import beside_published, exposed, lever, many_ranks, valley
+from ddp_course.draw.levers import exposed, lever, many_ranks, valley
 from ddp_course.draw.style import ALARM, tint
 from ddp_course.spans import Span
 
@@ -43,8 +43,6 @@ def pictures():
     yield valley(CAPS, [60, 40, 45, 70], [63, 41, 44, 72], 35)
     yield valley(CAPS, [20, 30, 45, 70])
     yield many_ranks(SIZES, {"NVLink": [1.0] * 11, "10 GbE, ring": [1 / n for n in SIZES], "10 GbE, tree": [0.5] * 11})
-    yield beside_published([("ResNet-50, NCCL", 0.33, 0.38), ("BERT, gloo", 0.2, 0.215)], "saved by overlap")
-    yield beside_published([(f"row {number}", 0.001, 0.4) for number in range(4)], "saved by overlap")
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
@@ -102,8 +100,3 @@ def test_many_ranks_draws_percent_and_dashes_the_tree():
     ring, tree = figure.axes[0].lines
     assert list(ring.get_ydata()) == [100 / n for n in SIZES]
     assert (ring.get_linestyle(), tree.get_linestyle()) == ("-", "--")
-
-
-def test_beside_published_writes_both_numbers():
-    texts = draw.texts_of(beside_published([("ResNet-50", 0.33, 0.38), ("BERT", 0.2, 0.215)], "saved"))
-    assert {"33.0%", "38.0%", "20.0%", "21.5%", "saved"} <= set(texts)

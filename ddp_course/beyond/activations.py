@@ -36,7 +36,7 @@ class Unit:
     split: float  # bytes saved for backward that tensor parallelism divides
     working: float  # bytes that live only while this unit's backward runs
     output: float  # bytes of what it hands to the next unit
-    all_reduces: int = 0  # of `output`, in one forward pass under tensor parallelism
+    reduced: float = 0.0  # bytes that one forward pass gives to all-reduces under tensor parallelism
     scratch: float = 0.0  # bytes that forward needs at its widest place and does not save
     shared: int = 0  # elements of weights that an earlier unit owns (tied): their gradient begins here
 
@@ -60,6 +60,7 @@ def transformer(
     *,
     heads: int | None = None,
     element: int = 2,
+    stream: int | None = None,
     flash: bool = True,
 ) -> tuple[Unit, ...]:
     """Return the units of a GPT-2-shaped model: embedding, `layers` blocks, head (tied to the embedding).
@@ -69,12 +70,14 @@ def transformer(
         sequence, rows: tokens in a row, rows of one rank.
         heads: attention heads; `hidden` / 128 without it. They matter only without `flash`.
         element: bytes of one activation.
+        stream: bytes of one number between the blocks, if not `element`: autocast adds up in float32.
         flash: attention does not keep its matrix of sequence x sequence (scaled_dot_product_attention).
     """
     tokens = sequence * rows
     plain, h, e = tokens * hidden * element, hidden, element
+    between = tokens * hidden * (stream or element)
     matrix = 0 if flash else 2 * (heads or max(1, h // 128)) * sequence * tokens * e  # scores' softmax and its copy
-    embedding = Unit("embedding", (vocabulary * h, sequence * h), 8.0 * tokens, 0, 0, plain)
+    embedding = Unit("embedding", (vocabulary * h, sequence * h), 8.0 * tokens, 0, 0, between)
     # Kept whole: the inputs of both norms, and of the two layers that follow them. Divided: queries, keys, values and
     # the attention's result (4), and twice 4 h around the activation function.
     norms = 16.0 * tokens  # mean and deviation of each token in float32, for two norms
@@ -82,11 +85,11 @@ def transformer(
     block = Unit(
         "block",
         (3 * h * h, 3 * h, h * h, h, 4 * h * h, 4 * h, 4 * h * h, h, h, h, h, h),
-        kept=4 * plain + norms,
+        kept=2 * between + 2 * plain + norms,
         split=12 * plain + matrix + logsumexp,
         working=9 * plain + matrix,
-        output=plain,
-        all_reduces=2,
+        output=between,
+        reduced=2 * plain,
     )
     scores = tokens * vocabulary
     # The loss is computed in float32: the log-softmax is saved, and backward makes a gradient of the same size, which
@@ -94,7 +97,7 @@ def transformer(
     head = Unit(
         "head",
         (h, h),
-        kept=2 * plain + 8.0 * tokens,
+        kept=between + plain + 8.0 * tokens,
         split=4.0 * scores,
         working=(4.0 + (e if e < 4 else 0)) * scores,
         output=0,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddp_course.beyond.activations import Unit
+from ddp_course.beyond.pipeline import starts_of_stages
 from ddp_course.beyond.sharded_optimizer import deal
 
 __all__ = ["LOOPS", "OPTIMIZERS", "PRECISIONS", "Memory", "Precision", "Strategy", "communication", "memory_of"]
@@ -33,13 +34,14 @@ class Precision:
     state: int  # one number of the optimizer's state
     compute: int  # an activation, and a parameter as it is gathered
     master: int = 0  # a float32 copy that the optimizer updates
+    stream: int = 0  # a number between two blocks, if not `compute`
     cached: int = 0  # autocast keeps a cast copy of each weight from forward to backward
     says: str = ""
 
 
 PRECISIONS = {
     "fp32": Precision(4, 4, 4, 4, says="everything in float32"),
-    "autocast": Precision(4, 4, 4, 2, cached=2, says="weights in float32, cast to bfloat16 for computing"),
+    "autocast": Precision(4, 4, 4, 2, stream=4, cached=2, says="weights in float32, cast to bfloat16 for computing"),
     "master": Precision(2, 2, 4, 2, master=4, says="weights in bfloat16, a float32 copy in the optimizer"),
     "bf16": Precision(2, 2, 2, 2, says="everything in bfloat16: small updates are lost to rounding"),
 }
@@ -127,53 +129,99 @@ def memory_of(
     """
     kind, states = PRECISIONS[precision], OPTIMIZERS[optimizer]
     groups = placed(units, strategy)
+    entering = [0.0, *(group[-1].output for group in groups)]
     fullest = [
-        _on_stage(group, stage, strategy, kind, states, loop=loop, bucket_view=bucket_view)
+        _on_stage(group, stage, strategy, kind, states, entering=entering[stage], loop=loop, bucket_view=bucket_view)
         for stage, group in enumerate(groups)
     ]
     return max(fullest, key=lambda memory: memory.total)
 
 
 def placed(units: Sequence[Unit], strategy: Strategy) -> list[list[Unit]]:
-    """Deal the units out to the stages, as evenly as their number allows, and divide them by `tensor`."""
+    """Deal the units out to the stages, with about as many parameters in each, and divide them by `tensor`.
+
+    What has no parameters stays with the unit before it, as in `pipeline.cut`.
+    """
     shared = [_shared(unit, strategy.tensor) for unit in units]
     if strategy.stages == 1:
         return [shared]
-    inner, stages = shared[1:-1], strategy.stages
-    cuts = [round(i * len(inner) / stages) for i in range(stages + 1)]
-    groups = [inner[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    groups[0], groups[-1] = [shared[0], *groups[0]], [*groups[-1], shared[-1]]
-    return groups
+    # The head's matrix is the embedding's. On a stage of its own it has to be there a second time.
+    shared = [replace(unit, tensors=(*unit.tensors, unit.shared), shared=0) if unit.shared else unit for unit in shared]
+    full = [index for index, unit in enumerate(shared) if unit.parameters]
+    starts = starts_of_stages([shared[index].parameters for index in full], strategy.stages)
+    cuts = [0, *(full[start] for start in starts[1:]), len(shared)]
+    return [shared[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
 
 
 def _shared(unit: Unit, ranks: int) -> Unit:
-    tensors = tuple(-(-size // ranks) for size in unit.tensors)
-    part = 1.0 / ranks
     return replace(
-        unit, tensors=tensors, split=unit.split * part, working=unit.working * part, scratch=unit.scratch * part
+        unit,
+        tensors=tuple(-(-size // ranks) for size in unit.tensors),
+        shared=-(-unit.shared // ranks),
+        split=unit.split / ranks,
+        working=unit.working / ranks,
+        scratch=unit.scratch / ranks,
     )
 
 
 def _on_stage(
-    units: Sequence[Unit], stage: int, strategy: Strategy, kind: Precision, states: int, *, loop: str, bucket_view: bool
+    units: Sequence[Unit],
+    stage: int,
+    strategy: Strategy,
+    kind: Precision,
+    states: int,
+    *,
+    entering: float,
+    loop: str,
+    bucket_view: bool,
 ) -> Memory:
-    """The fullest moment of one rank that holds `units`."""
+    """The fullest moment of one rank that holds `units` and gets `entering` bytes for each micro-batch."""
     data, divided = strategy.data, strategy.divided if strategy.data > 1 else 0
     count = sum(unit.parameters for unit in units)
     sizes = sorted((size for unit in units for size in unit.tensors), reverse=True)
     share = {0: count, 1: _fullest(sizes, data)}.get(divided, count / data)
-    own = count / data if divided == 3 or divided == 2 else count  # parameters and gradients after the step
-    parameters, state = own * kind.parameter, share * (states * kind.state + kind.master)
+    own = count / data if divided >= 2 else count  # parameters and gradients after the step
     # DDP's buckets stay from step to step. As views they are the gradients, and those stay too.
     bucketed = divided < 2 and data > 1 and not strategy.replicas_in_one_process
-    buckets = count * kind.gradient if bucketed and not bucket_view else 0.0
     lasting = (bucketed and bucket_view) or strategy.stages > 1  # micro-batches add up in the gradients
+    before = Memory(
+        parameters=own * kind.parameter,
+        gradients=own * kind.gradient if lasting else 0.0,
+        state=share * (states * kind.state + kind.master),
+        activations=0.0,
+        buckets=count * kind.gradient if bucketed and not bucket_view else 0.0,
+        temporary=0.0,
+        moment="between two steps",
+    )
+    moments = _backward(units, stage, strategy, kind, before, entering)
+    after = replace(before, gradients=own * kind.gradient)
+    if strategy.replicas_in_one_process:
+        moments.append(replace(after, temporary=after.gradients, moment="sum of the gradients"))
+    largest = sizes[0] / (data if divided >= 2 else 1)
+    work = {"foreach": share, "single": 2 * largest, "fused": 0}[loop] * (states == 2)
+    number = kind.master or kind.parameter
+    moments.append(replace(after, temporary=work * number, moment="the optimizer's step"))
+    return max(moments, key=lambda memory: memory.total)
+
+
+def _backward(
+    units: Sequence[Unit], stage: int, strategy: Strategy, kind: Precision, before: Memory, entering: float
+) -> list[Memory]:
+    """One moment for each unit, the last first: activations fall, gradients grow."""
+    data, divided = strategy.data, strategy.divided if strategy.data > 1 else 0
     flight = min(strategy.microbatches, strategy.stages - stage)  # a stage begins one for each stage behind it
     kept = sum(unit.saved for unit in units) * flight
-    gradients = own * kind.gradient if lasting else 0.0
+    gradients = before.gradients
+    # What a stage sends lives until the step has ended: activations beyond those that are kept anyway, and gradients
+    # of its inputs. One gradient has just come in.
+    always = strategy.microbatches * entering
+    if stage < strategy.stages - 1:
+        always += (strategy.microbatches - flight + 1) * units[-1].output
+    if strategy.replicas_in_one_process:
+        always += units[-1].scratch * data  # the outputs of all replicas come to the first GPU
 
     moments = []
-    for at in range(len(units) - 1, -1, -1):  # backward: the last unit first
+    for at in range(len(units) - 1, -1, -1):
         unit = units[at]
         if divided >= 2:
             temporary = _whole_layers(units, at, kind, divided, data)
@@ -182,20 +230,12 @@ def _on_stage(
             temporary = unit.working + cached + max(unit.tensors, default=0) * kind.gradient
         # A tied weight's first gradient waits for the second, which comes when its owner's backward runs.
         temporary += sum(each.shared for each in units[at:]) * kind.gradient * (at > 0)
-        if strategy.replicas_in_one_process:
-            temporary += units[-1].scratch * data  # the outputs of all replicas come to the first GPU
-        moments.append(Memory(parameters, gradients, state, kept, buckets, temporary, f"backward of the {unit.name}"))
+        now = {"activations": kept, "gradients": gradients, "temporary": temporary + always}
+        moments.append(replace(before, **now, moment=f"backward of the {unit.name}"))
         kept -= unit.saved
-        if not lasting:
-            part = 1 / data if divided >= 2 else 1
-            gradients += unit.parameters * kind.gradient * part
-    if strategy.replicas_in_one_process:
-        moments.append(replace(moments[-1], gradients=gradients, temporary=gradients, moment="sum of the gradients"))
-    largest = sizes[0] / (data if divided >= 2 else 1)
-    work = {"foreach": share, "single": 2 * largest, "fused": 0}[loop] * (states == 2)
-    number = kind.master or kind.parameter
-    moments.append(Memory(parameters, own * kind.gradient, state, 0.0, buckets, work * number, "the optimizer's step"))
-    return max(moments, key=lambda memory: memory.total)
+        if not before.gradients:
+            gradients += unit.parameters * kind.gradient / (data if divided >= 2 else 1)
+    return moments
 
 
 def _fullest(sizes: Sequence[int], ranks: int) -> int:
@@ -243,7 +283,7 @@ def communication(
             sent["parameters"] = ring * gathered * times
     if strategy.tensor > 1:
         passes = 3 if recompute else 2
-        layers = max(sum(unit.all_reduces * unit.output for unit in group) for group in groups)
+        layers = max(sum(unit.reduced for unit in group) for group in groups)
         sent["activations, tensor"] = (
             passes * layers * 2 * (strategy.tensor - 1) / strategy.tensor * strategy.microbatches
         )

@@ -89,8 +89,9 @@ class Question:
         """The model's parts with the rows of one micro-batch."""
         if self.given is not None:
             return self.given
-        element = PRECISIONS[self.precision].compute
-        units = transformer(*self.shape(), self.sequence, self.local_batch, self.vocabulary, element=element)
+        kind = PRECISIONS[self.precision]
+        shape = (*self.shape(), self.sequence, self.local_batch, self.vocabulary)
+        units = transformer(*shape, element=kind.compute, stream=kind.stream or None)
         return checkpointed(units) if self.checkpointing else units
 
 
@@ -147,7 +148,7 @@ def _candidates(option: Callable[[Strategy], Option], units: Sequence[Unit], gpu
 
 def _families(units: Sequence[Unit], gpus: int, nodes: int) -> list[list[Strategy]]:
     """Tensor, FSDP with tensor, pipeline, tensor with pipeline; each with growing degrees."""
-    divisible = any(unit.all_reduces for unit in units)
+    divisible = any(unit.reduced for unit in units)
     # Tensor parallel sends in every layer. So it stays inside a node, where the links are fast.
     tensors = _powers(gpus // nodes) if divisible else []
     stages = [count for count in _powers(gpus) if count <= len(units) - 2]

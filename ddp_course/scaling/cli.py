@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 from ddp_course.config import MODELS
@@ -26,12 +27,14 @@ from ddp_course.scaling.measure import REPLICAS, Workload, measure_scaling
 
 BUSY = 0.25  # load per core above which the figures are marked
 QUICK_SIZES = SIZES[::2]
+WIDTH = 100  # of sentences; the table is wider
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = build_parser()
     options = parser.parse_args(argv)
+    rounds = 3 if options.quick else options.repeats
     try:
         workload = workload_of(options)
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before our own ranks add to it
@@ -39,9 +42,9 @@ def main(argv: list[str] | None = None) -> int:
             options.world_size,
             workload,
             mode=options.mode,
-            repeats=3 if options.quick else options.repeats,
+            repeats=rounds,
             steps=5 if options.quick else options.steps,
-            after_round=lambda done: None if options.json else said(f"round {done}"),
+            after_round=lambda done: None if options.json else said(f"round {done} of {rounds}"),
         )
         costs = collective_costs(options)
     except ValueError as error:
@@ -150,10 +153,11 @@ def collective_costs(options: argparse.Namespace) -> list[CollectiveCost]:
 def as_text(scaling: Scaling, costs: list[CollectiveCost], load: float) -> str:
     """The tables and sentences that a person reads."""
     lines = [scaling.table(), ""]
-    lines += [scaling.explain(size) for size in scaling.world_sizes[1:]]
+    lines += [textwrap.fill(scaling.explain(size), WIDTH) for size in scaling.world_sizes[1:]]
     lines += ["", *scaling.notes, *busy(load)]
     for cost in costs:
-        lines += ["", cost.table()]
+        sentence, *rows = cost.table().splitlines()
+        lines += ["", textwrap.fill(sentence, WIDTH), *rows]
     return "\n".join(lines)
 
 

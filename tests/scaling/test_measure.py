@@ -94,6 +94,34 @@ def test_waiting_for_the_slowest_rank_is_told_from_sending():
     assert summarised([steps(0.5, 10.0), steps(2.0, 13.0)]).waiting_s == 0.25  # never more than stood still
 
 
+class PoolOnPaper:
+    """Answers as ranks would, and notes in which order they are asked."""
+
+    asked: list[tuple[int, int]] = []  # world size, rows of a rank
+
+    def __init__(self, world_size: int, **settings):
+        self.world_size = world_size
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def run(self, function, args, limit_s):
+        workload, batch, steps, warmup, cores = args
+        self.asked.append((self.world_size, batch))
+        return [Steps(batch, [dict.fromkeys(PARTS, 0.1 * self.world_size)] * steps, [0.0] * steps)] * self.world_size
+
+
+def test_the_world_sizes_take_turns_and_the_next_round_goes_the_other_way_round(monkeypatch):
+    monkeypatch.setattr("ddp_course.scaling.measure.RankPool", PoolOnPaper)
+    monkeypatch.setattr(PoolOnPaper, "asked", [])
+    scaling = measure_scaling((4, 1, 2), Workload(batch=8), mode="strong", repeats=3)
+    assert PoolOnPaper.asked == [(1, 8), (2, 4), (4, 2), (4, 2), (2, 4), (1, 8), (1, 8), (2, 4), (4, 2)]
+    assert scaling.efficiency(4).value == pytest.approx(1 / 16)  # four times the step, in place of a quarter
+
+
 # --- On ranks --------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,8 @@
 
 `LiveBytes` watches every operation that goes through torch's dispatcher, and keeps a weak reference to each
 tensor's storage. After each operation it adds up the storages that still live. What it sees is what the CPU's
-allocator records too: in one process both give the same peak, byte for byte (a test compares them). The
-profiler's records cannot be used on ranks, since gloo's threads free tensors that the profiler does not watch there.
+allocator records too: in one process both give the same peak, to 1 % (a test compares them). On ranks the
+allocator's records do not add up, since gloo's threads free tensors, and the profiler does not watch those threads.
 
 Counted: the bytes of all tensors of this process on the CPU that were made or touched inside the `with` block:
 weights, gradients, state, activations, buckets, gathered layers, input rows. Not counted: what one operation

@@ -3,8 +3,8 @@
 import pytest
 
 from ddp_course import draw
-from ddp_course.beyond.pipeline import timetable
 from ddp_course.beyond.plan import plan
+from ddp_course.beyond.schedules import timetable
 
 PARTS = ("parameters", "gradients", "state", "activations", "buckets", "temporary")
 

@@ -113,10 +113,11 @@ def facts(rank: int, world_size: int) -> dict:
         "own": sum(p.numel() for p in optimizer.state),
         "lr": optimizer.param_groups[0]["betas"],
     }
-    try:
-        optimizer.state_dict()
-    except RuntimeError as error:
-        facts["early"] = str(error)
+    facts["early"] = _refusal(optimizer)
+    optimizer.consolidate_state_dict()
+    facts["gathered"] = len(optimizer.state_dict()["state"]) if rank == 0 else _refusal(optimizer)
+    take_step(optimizer, 1)
+    facts["stale"] = _refusal(optimizer)
     state = torch.optim.Adam([{"params": [p]} for p in model.parameters()]).state_dict()
     for name, attempt in {
         "groups": lambda: optimizer.load_state_dict(state),
@@ -129,6 +130,14 @@ def facts(rank: int, world_size: int) -> dict:
     few = nn.Linear(2, 1)  # more ranks than parameters
     take_step(ShardedOptimizer(few.parameters(), torch.optim.Adam), 0)
     return facts
+
+
+def _refusal(optimizer: ShardedOptimizer) -> str:
+    try:
+        optimizer.state_dict()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def resharded(rank: int, world_size: int) -> dict[str, bool]:

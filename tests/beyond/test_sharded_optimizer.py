@@ -58,7 +58,9 @@ def test_state_messages_and_mistakes(ranks):
     for rank, facts in enumerate(found):
         assert facts["calls"] == [("broadcast", 8 * other["own"]) for other in found]  # by owner, in order
         assert facts["lr"] == (0.9, 0.999)  # the defaults of Adam are to be seen in the groups
-        assert f"rank {rank} holds 1/{world_size} of the state" in facts["early"]
+        refusal = f"rank {rank} holds 1/{world_size} of the state"
+        assert refusal in facts["early"] and refusal in facts["stale"]
+        assert facts["gathered"] == len(SIZES) if rank == 0 else refusal in facts["gathered"]
         assert f"rank {rank}: expected groups of [8] parameters, found [1, 1" in facts["groups"]
         assert "LBFGS" in facts["LBFGS"]
 

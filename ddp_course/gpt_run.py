@@ -165,7 +165,10 @@ class Progress:
             return
         extra = found.state["extra"]
         refuse_another_run(self.config, extra["config"], found.path)
-        self.notes = restore_state(found.state, self.model, self.optimizer, sampler=self.stream)
+        try:
+            self.notes = restore_state(found.state, self.model, self.optimizer, sampler=self.stream)
+        except ValueError as error:  # the stream's: another text
+            raise CheckpointError(f"{found.path} cannot be gone on from: {error}") from None
         self.step = self.first_step = self.saved = found.step
         self.losses, self.norms = extra["losses"], extra["norms"]
         self.held_out = [tuple(pair) for pair in extra["held_out"]]

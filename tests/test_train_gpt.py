@@ -254,6 +254,14 @@ def test_what_each_rank_brings_home(ranks, tmp_path):
     assert caught.value.error_type == "CheckpointError"
     assert "was written with lr=0.005, this run has 0.5" in caught.value.message
 
+    folder = tmp_path / "library"
+    folder.mkdir()
+    for number in range(10):
+        (folder / f"m{number}.py").write_text("x = 1\n" * 300)
+    with pytest.raises(RankError) as caught:
+        run(ranks(2), replace(config, text=str(folder)))
+    assert caught.value.error_type == "CheckpointError" and "the saved place has length=" in caught.value.message
+
     (alone,) = run(ranks(1), replace(config, local_batch=2, checkpoint=str(tmp_path)))
     assert alone.notes[0].startswith("saved by 2 ranks, resumed by 1") and alone.checksum == one.checksum
 

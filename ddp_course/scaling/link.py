@@ -111,6 +111,7 @@ class SimulatedLink:
         self._map = _shared_bytes(8 * SLOTS * self.world_size, process_group)
         self._launched_s = memoryview(self._map).cast("d")  # by message and rank
         self._sizes: list[int] = []  # of all messages of this rank, in order
+        self._real_ends_s: list[float] = []  # when each was done for real, on this rank
         self._timetable: list[Span] = []  # of those whose launch times are known; the same on all ranks
         self._launches: list[float] = []  # and when their last rank launched them
         self._shown_from = 0
@@ -159,6 +160,7 @@ class SimulatedLink:
                 raise RuntimeError(f"rank {self.rank}: the {self} is closed; train inside its `with` block")
             message = _Message(0.0, len(self._sizes), flat, torch.futures.Future())
             self._sizes.append(flat.nbytes)
+            self._real_ends_s.append(0.0)
             self._launched_s[message.number % SLOTS * self.world_size + self.rank] = time.monotonic()
             real = dist.all_reduce(flat, group=self.process_group, async_op=True)
         real.get_future().add_done_callback(partial(self._done_for_real, message))
@@ -178,8 +180,18 @@ class SimulatedLink:
         with self._changed:
             return self._launches[self._shown_from :]
 
+    def late_s(self) -> list[float]:
+        """By how much each message of `spans` was late on this rank: 0 unless the real all_reduce outlasted the link.
+
+        Ask when none is under way.
+        """
+        with self._changed:
+            shown = slice(self._shown_from, len(self._timetable))
+            pairs = zip(self._real_ends_s[shown], self._timetable[shown], strict=True)
+            return [max(0.0, real_end_s - span.end_s) for real_end_s, span in pairs]
+
     def clear(self) -> None:
-        """Let `spans` and `launches` begin with the next message; call it when none is under way."""
+        """Let `spans`, `launches` and `late_s` begin with the next message; call it when none is under way."""
         with self._changed:
             self._shown_from = len(self._timetable)
 
@@ -193,6 +205,7 @@ class SimulatedLink:
             message.future.set_exception(error)
             return
         with self._changed:
+            self._real_ends_s[message.number] = time.monotonic()
             if not self._closed:
                 self._plan(message.number)
                 message.due_s = self._timetable[message.number].end_s

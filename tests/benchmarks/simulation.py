@@ -90,7 +90,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 MADE_UP = {rate: Link(f"{rate} Mbit/s", 1e-4, rate * 1e6 / 8) for rate in (50, 100, 400)}
 FAR = Link("150 Mbit/s, 4 ms away", 4e-3, 150e6 / 8)  # of a latency that makes small buckets dear
 NO_OBSTACLE = Link("no obstacle", 0.0, 1e15)
-FEW, MANY = 5, 1.5  # layers a bucket, for the overheads
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ CASES: dict[str, list[Case]] = {
     "waits": [Case(link, layers) for link in (LINKS["1gbe"], MADE_UP[400]) for layers in (1, 4)],
 }
 SWEEP = [1, 2, 3, 4, 6, 12]  # layers a bucket
-OVERHEADS = [Case(NO_OBSTACLE, FEW), Case(NO_OBSTACLE, MANY)]
+OVERHEADS = [Case(NO_OBSTACLE, 6), Case(NO_OBSTACLE, 1)]
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,7 @@ class Step:
     last_launch_s: float  # when the last rank launched the last bucket: all gradients are there
     busy_s: tuple[float, ...]  # of the link, for each bucket
     hidden_s: float  # of that, before the last launch
+    finish_s: float  # from the last bucket's arrival to the step's end
 
 
 @dataclass
@@ -199,19 +199,24 @@ def timed_step(
     replica.zero_grad(set_to_none=True)
     loss_of(replica(*batch)).backward()
     optimizer.step()
-    seconds, spans, last_s = time.monotonic() - start_s, link.spans(), link.launches()[-1]
+    end_s, spans, last_s = time.monotonic(), link.spans(), link.launches()[-1]
+    arrived_s = max(span.end_s + late_s for span, late_s in zip(spans, link.late_s(), strict=True))
     hidden_s = sum(max(0.0, min(span.end_s, last_s) - span.start_s) for span in spans)
-    return Step(seconds, last_s - start_s, tuple(span.end_s - span.start_s for span in spans), hidden_s)
+    busy_s = tuple(span.end_s - span.start_s for span in spans)
+    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s)
 
 
 # --- What is made of it ----------------------------------------------------------------------------
 
 
+def blocks_of(by_rank: list[Found], case: Case) -> list[tuple[Step, ...]]:
+    """Each block's step, as all ranks saw it."""
+    return list(zip(*(found.steps[case] for found in by_rank), strict=True))
+
+
 def slowest_of(by_rank: list[Found], case: Case) -> list[float]:
     """The seconds of the slowest rank, by block."""
-    return [
-        max(step.seconds for step in block) for block in zip(*(found.steps[case] for found in by_rank), strict=True)
-    ]
+    return [max(step.seconds for step in block) for block in blocks_of(by_rank, case)]
 
 
 def plain_s(profile: Profile) -> float:
@@ -220,14 +225,14 @@ def plain_s(profile: Profile) -> float:
 
 def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
     """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks."""
-    profiles, late_s = by_rank[0].profiles, {}
+    profiles, late_s, ends_s = by_rank[0].profiles, {}, []
     for case in OVERHEADS:
         pairs = list(zip(by_rank[0].steps[case], profiles, strict=True))
         buckets = len(pairs[0][0].busy_s) - 1  # after the last launch nothing of backward is left to be late
         late_s[buckets] = statistics.median(s.last_launch_s - p.forward_s - p.backward_s for s, p in pairs)
-    ends = zip(slowest_of(by_rank, case), pairs, strict=True)  # of the smaller buckets: the last one is soon sent
-    finish_s = statistics.median(seconds - s.last_launch_s - p.optimizer_s for seconds, (s, p) in ends)
-    return [with_overheads(profile, late_s, max(0.0, finish_s)) for profile in profiles]
+        slowest = (max(block, key=lambda step: step.seconds) for block in blocks_of(by_rank, case))
+        ends_s += [step.finish_s - profile.optimizer_s for step, profile in zip(slowest, profiles, strict=True)]
+    return [with_overheads(profile, late_s, max(0.0, statistics.median(ends_s))) for profile in profiles]
 
 
 def predictions(profiles: list[Profile], case: Case, world_size: int) -> list[float]:

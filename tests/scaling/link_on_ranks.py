@@ -14,6 +14,7 @@ from ddp_course.parallel import BucketedDDP
 from ddp_course.scaling.link import LINKS, Link, SimulatedLink
 
 QUICK = Link("quick", 1e-5, 1e9)
+LIMIT_S = 20.0
 SLOW = Link("slow", 0.004, 1e6)  # 4 kB a message: some 10 ms of the link
 WRAPS = {
     "ours": lambda module: BucketedDDP(module, bucket_cap_mb=0.004, first_bucket_mb=0.001),
@@ -72,28 +73,36 @@ def carried(rank, world_size):
 
         def send(number, nbytes):
             flat = torch.full((nbytes // 4,), float(rank + 1))
-            launched_s = time.monotonic()
-            future = link.all_reduce(flat)
-            note = {"launched_s": launched_s, "number": number}
-            future.add_done_callback(lambda done: note.update(done_s=time.monotonic(), sum=done.value()[0].item()))
+            note = {"launched_s": time.monotonic(), "number": number}
             notes.append(note)
-            return future
+            noted = threading.Event()
+
+            def note_arrival(done):
+                note.update(done_s=time.monotonic(), sum=done.value()[0].item())
+                noted.set()
+
+            link.all_reduce(flat).add_done_callback(note_arrival)
+            return noted
 
         dist.barrier()
-        for future in [send(number, nbytes) for number, nbytes in enumerate((4000, 400, 8000))]:
-            future.wait()
+        for noted in [send(number, nbytes) for number, nbytes in enumerate((4000, 400, 8000))]:
+            assert noted.wait(LIMIT_S)
         dist.barrier()
         if rank == world_size - 1:
             SLOWEST.wait(0.03)
-        send(3, 4000).wait()
+        assert send(3, 4000).wait(LIMIT_S)
         spans = link.spans()
         assert all(span.start_s >= launched_s for span, launched_s in zip(spans, link.launches(), strict=True))
         assert spans[3].start_s == link.launches()[3]  # nothing to queue behind
+        assert all(note["done_s"] >= s.end_s + late for note, s, late in zip(notes, spans, link.late_s(), strict=True))
         link.clear()
-        assert link.spans() == link.launches() == []
-        send(4, 4000).wait()
+        assert link.spans() == link.launches() == link.late_s() == []
+        assert send(4, 4000).wait(LIMIT_S)
         assert link.spans() == link.spans()[:1] and len(link.spans()) == 1
         text = str(link)
+    with SimulatedLink(Link("no obstacle", 0.0, 1e15)) as link:
+        link.all_reduce(torch.zeros(1000)).wait()
+        assert link.late_s()[0] > 0  # nothing real takes so little time
     return spans, notes[:4], text
 
 

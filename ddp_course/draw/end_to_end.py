@@ -45,7 +45,7 @@ def learning_rates(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
         ax.plot(places, rates, color=rank_colour(number), linewidth=2.0, linestyle=style, label=name)
     _axis_names(ax, "epoch", "learning rate")
     ax.set_ylim(bottom=0)
-    ax.legend(frameon=False, fontsize=SMALL)
+    figure.legend(frameon=False, fontsize=SMALL, loc="outside upper center", ncols=len(curves))
     return figure
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ddp_course.beyond.activations import Unit
 from ddp_course.beyond.pipeline import starts_of_stages
@@ -142,7 +143,7 @@ def placed(units: Sequence[Unit], strategy: Strategy) -> list[list[Unit]]:
 
     What has no parameters stays with the unit before it, as in `pipeline.cut`.
     """
-    shared = [_shared(unit, strategy.tensor) for unit in units]
+    shared = [_shared(unit, strategy.tensor) for unit in units] if strategy.tensor > 1 else list(units)
     if strategy.stages == 1:
         return [shared]
     # The head's matrix is the embedding's. On a stage of its own it has to be there a second time.
@@ -220,16 +221,21 @@ def _backward(
     if strategy.replicas_in_one_process:
         always += units[-1].scratch * data  # the outputs of all replicas come to the first GPU
 
-    moments = []
+    moments, tied = [], 0
+    sizes = [unit.parameters for unit in units]
+    up_to = list(accumulate(sizes))
     for at in range(len(units) - 1, -1, -1):
         unit = units[at]
         if divided >= 2:
-            temporary = _whole_layers(units, at, kind, divided, data)
+            # While a unit computes, the one before it is gathered already. Without resharding all before it are whole.
+            previous = next((size for size in reversed(sizes[:at]) if size), 0)
+            ahead = previous if divided == 3 else up_to[at] - sizes[at]
+            temporary = ahead * kind.compute + _whole_unit(unit, kind, data)
         else:  # a gradient is computed beside the one it is added to, or before it takes its place
-            cached = sum(each.parameters for each in units[: at + 1]) * kind.cached
-            temporary = unit.working + cached + max(unit.tensors, default=0) * kind.gradient
+            temporary = unit.working + up_to[at] * kind.cached + max(unit.tensors, default=0) * kind.gradient
         # A tied weight's first gradient waits for the second, which comes when its owner's backward runs.
-        temporary += sum(each.shared for each in units[at:]) * kind.gradient * (at > 0)
+        tied += unit.shared
+        temporary += tied * kind.gradient * (at > 0)
         now = {"activations": kept, "gradients": gradients, "temporary": temporary + always}
         moments.append(replace(before, **now, moment=f"backward of the {unit.name}"))
         kept -= unit.saved
@@ -240,23 +246,22 @@ def _backward(
 
 def _fullest(sizes: Sequence[int], ranks: int) -> int:
     """Elements whose state the fullest rank keeps, if whole parameters are dealt out."""
+    if ranks >= len(sizes):
+        return max(sizes)  # one each
     filled = [0] * ranks
     for size, owner in zip(sizes, deal(sizes, ranks), strict=True):
         filled[owner] += size
     return max(filled)
 
 
-def _whole_layers(units: Sequence[Unit], at: int, kind: Precision, divided: int, data: int) -> float:
-    """Bytes of whole layers that live for a moment in FSDP's backward, the working tensors of `units[at]` included."""
-    here = units[at].parameters
-    # While a unit computes, the one before it is gathered already. Without resharding all before it are whole.
-    earlier = [unit.parameters for unit in units[:at] if unit.parameters]
-    before = sum(earlier[-1:] if divided == 3 else earlier)
-    computing = 2 * here * kind.compute + units[at].working  # its weights and their gradient
+def _whole_unit(unit: Unit, kind: Precision, data: int) -> float:
+    """Bytes that a whole unit takes for a moment in FSDP's backward, its working tensors included."""
+    here = unit.parameters
+    computing = 2 * here * kind.compute + unit.working  # its weights and their gradient
     # Then the weights go, and the gradient is copied for its reduce_scatter, which leaves a shard. Of the working
     # tensors, the gradient of the unit's input stays.
-    sending = 2 * here * kind.compute + here * kind.gradient / data + units[at].working / 2
-    return before * kind.compute + max(computing, sending)
+    sending = 2 * here * kind.compute + here * kind.gradient / data + unit.working / 2
+    return max(computing, sending)
 
 
 def communication(

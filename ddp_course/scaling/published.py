@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from ddp_course.parallel.bucketing import MIB
 from ddp_course.scaling.link import LINKS, Link
-from ddp_course.scaling.simulate import Gradient, Prediction, Profile, predict
+from ddp_course.scaling.simulate import Prediction, predict
+from ddp_course.scaling.step_profile import Gradient, Profile
 
 CAP_BYTES = 25 * MIB  # DDP's default
 GPUS = 32

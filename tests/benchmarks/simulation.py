@@ -35,7 +35,8 @@ from ddp_course import RankError, RankPool
 from ddp_course.parallel import BucketedDDP
 from ddp_course.parallel.bucketing import MIB
 from ddp_course.scaling.link import LINKS, Link, SimulatedLink
-from ddp_course.scaling.simulate import Profile, median_profile, predict, profile_step, with_overheads
+from ddp_course.scaling.simulate import predict
+from ddp_course.scaling.step_profile import Profile, median_profile, profile_step, with_overheads
 from tests.benchmarks.measure import Plan, Result, Row, Target, limit
 
 TITLE = "A training step over the simulated link: predicted and measured"

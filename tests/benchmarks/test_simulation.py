@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_course.scaling.simulate import Gradient, Profile
+from ddp_course.scaling.step_profile import Gradient, Profile
 from tests.benchmarks import simulation
 from tests.benchmarks.measure import Plan
 from tests.benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found, Step

@@ -1,4 +1,4 @@
-"""Functions that the tests of simulate.py run on ranks."""
+"""Functions that the tests of step_profile.py run on ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 from ddp_course.parallel import BucketedDDP
 from ddp_course.scaling.link import LINKS, SimulatedLink
-from ddp_course.scaling.simulate import Gradient, Profile, _slowest, profile_model
+from ddp_course.scaling.step_profile import Gradient, Profile, _slowest, profile_model
 
 
 def slow_second_rank(rank, world_size):

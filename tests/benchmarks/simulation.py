@@ -333,7 +333,19 @@ def measure(plan: Plan) -> Result:
         except (RankError, TimeoutError) as error:
             failed = f"{type(error).__name__}: {error}"
             rows.append(Row(f"failed_{world_size}", "all of it", world_size, failed=failed))
-    return Result(TITLE, rows, targets(rows), NOTES)
+    return Result(TITLE, rows, targets(rows), [in_short(rows), *NOTES])
+
+
+def in_short(rows: list[Row]) -> str:
+    """Say how many predictions keep the limit, and what their errors are."""
+    errors = [abs(row.median) for row in rows if row.key.startswith("error_")]
+    if not errors:
+        return "No steps were predicted in this run."
+    kept = sum(error <= ERROR_LIMIT for error in errors)
+    return (
+        f"{kept} of {len(errors)} steps are predicted within {ERROR_LIMIT:g} %: the median of the errors is "
+        f"{statistics.median(errors):.1f} %, the largest {max(errors):.1f} %."
+    )
 
 
 def part_rows(part: str, ranks: RankPool, world_size: int, blocks: int) -> list[Row]:

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_course.scaling.step_profile import Gradient, Profile
 from tests.benchmarks import simulation
-from tests.benchmarks.measure import Plan
+from tests.benchmarks.measure import Plan, Row
 from tests.benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found, Step
 
 # Forward 1 s, backward 12 s with a gradient of 1 MB each second, optimizer 1 s.
@@ -58,6 +58,14 @@ def test_the_error_is_that_of_the_medians_and_its_limit_holds_for_either_sign():
     rows["error_mlp_1gbe_4"].samples = [-9.0]
     (target,) = [t for t in simulation.targets(list(rows.values())) if "1 GbE, 4 layers" in t.what]
     assert (target.holds, target.measured) == (True, 9.0)
+
+
+def test_the_note_counts_the_predictions_within_the_limit():
+    rows = [Row(f"error_{n}", "", 2, "%", [error]) for n, error in enumerate((-12.0, 3.0, 10.0))]
+    assert simulation.in_short([*rows, Row("measured_1", "", 2, samples=[1.0])]) == (
+        "2 of 3 steps are predicted within 10 %: the median of the errors is 10.0 %, the largest 12.0 %."
+    )
+    assert simulation.in_short([]) == "No steps were predicted in this run."
 
 
 def test_the_sweep_counts_sizes_between_the_predicted_and_the_measured_best():

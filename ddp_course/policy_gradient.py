@@ -41,7 +41,7 @@ from ddp_course.train import checksum
 
 ENOUGH = 495.0  # mean return in the games of a look; more than SOLVED, since other games come after
 
-__all__ = ["ActorCritic", "PolicyConfig", "PolicyResult", "train_policy"]
+__all__ = ["ActorCritic", "PolicyConfig", "PolicyResult", "learn", "train_policy"]
 
 
 def option(default: Any, says: str) -> Any:
@@ -112,7 +112,15 @@ class ActorCritic(nn.Module):
 
 
 def train_policy(rank: int, world_size: int, config: PolicyConfig) -> PolicyResult:
-    """Play and learn in turn; every rank of the default group must call it.
+    """Play and learn in turn, and return what came of it.
+
+    Collective: those of `learn`.
+    """
+    return learn(rank, world_size, config)[1]
+
+
+def learn(rank: int, world_size: int, config: PolicyConfig) -> tuple[ActorCritic, PolicyResult]:
+    """Play and learn in turn; every rank of the default group must call it. Returns the model, too.
 
     The same seed and world size give the same bits on the CPU; it sets torch's threads to one for that.
 
@@ -147,7 +155,8 @@ def train_policy(rank: int, world_size: int, config: PolicyConfig) -> PolicyResu
             break
     seconds = time.perf_counter() - started
     evaluation = mean_return(model, config.episodes, config.seed, rank, world_size)
-    return PolicyResult(rank, world_size, steps, returns, own_returns, evaluation, seconds, checksum(model))
+    result = PolicyResult(rank, world_size, steps, returns, own_returns, evaluation, seconds, checksum(model))
+    return model.cpu(), result
 
 
 def mean(total: float, count: float) -> float | None:

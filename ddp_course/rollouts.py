@@ -18,16 +18,18 @@ Source: gymnasium/envs/classic_control/cartpole.py; Schulman et al. 2015 (arXiv 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import gymnasium
 import numpy as np
 import torch
 import torch.distributed as dist
-from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from ddp_course.groups import my_device
 from ddp_course.metrics import mean_over_ranks
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
 
 GAME = "CartPole-v1"
 SOLVED = 475.0  # mean return that gymnasium asks for
@@ -110,14 +112,16 @@ class Player:
         return tuple(torch.from_numpy(np.array(array)) for array in (reward_N, terminated_N, truncated_N))
 
 
-def make_games(num_envs: int) -> gymnasium.vector.VectorEnv:
+def make_games(num_envs: int) -> VectorEnv:
     """Return gymnasium's own vectorised CartPole, which computes all environments by one numpy operation each.
 
     Raises:
         RuntimeError: this gymnasium begins the next episode in another way than `Player` takes for granted.
     """
+    import gymnasium  # here, since it takes half a second, and who only wants `advantages` plays nothing
+
     env = gymnasium.make_vec(GAME, num_envs=num_envs, vectorization_mode="vector_entry_point")
-    if (mode := env.metadata.get("autoreset_mode")) != AutoresetMode.NEXT_STEP:
+    if (mode := env.metadata.get("autoreset_mode")) != gymnasium.vector.AutoresetMode.NEXT_STEP:
         raise RuntimeError(f"{GAME}: expected autoreset mode NEXT_STEP, found {mode}; install gymnasium 1.1 to 1.4")
     return env
 

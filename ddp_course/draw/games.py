@@ -45,13 +45,14 @@ def cart_poses(episodes: Mapping[str, Sequence[Sequence[float]]], moments: int =
     """Some moments of real episodes, from left to right: the cart on its track, and the pole at its true angle.
 
     Args:
-        episodes: for each name, the states of one episode in order: place, speed, angle, speed of the angle.
+        episodes: for each name, the states of one episode in order: place, speed, angle, speed of the angle; one
+            before each step, and one after the last.
         moments: how many to draw of each.
     """
     figure, ax = canvas(1.5 * len(episodes) + 0.1)
     for row, (name, states) in enumerate(episodes.items()):
         bottom = 1.5 * (len(episodes) - 1 - row) + 0.1
-        label(ax, 0.15, bottom + 1.25, f"{name}: {len(states)} steps", align="left", bold=True)
+        label(ax, 0.15, bottom + 1.25, f"{name}: {len(states) - 1} steps", align="left", bold=True)
         for i in range(moments):
             step = round(i * (len(states) - 1) / (moments - 1))
             _cart(ax, 0.15 + i * 1.3, bottom, states[step], step)

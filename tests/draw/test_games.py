@@ -49,7 +49,9 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
 
 
 def test_the_pole_leans_as_the_state_says_and_a_lost_cart_is_marked():
-    ax = cart_poses({"untrained": FALLS}).axes[0]
+    figure = cart_poses({"untrained": FALLS})
+    ax = figure.axes[0]
+    assert "untrained: 10 steps" in draw.texts_of(figure)
     poles = [line for line in ax.lines if line.get_linewidth() == 3]
     leans = [math.atan2(line.get_xdata()[1] - line.get_xdata()[0], line.get_ydata()[1] - line.get_ydata()[0])
              for line in poles]  # fmt: skip

@@ -1,3 +1,10 @@
-"""The exercises of this lesson."""
+"""The exercises of lesson 15: seeds of their own, advantages over all ranks, and one step of all ranks.
 
-EXERCISES = ()
+Read next: `seeds.py`.
+"""
+
+from ddp_course.grading.lessons.reinforcement_learning.advantages import ADVANTAGES
+from ddp_course.grading.lessons.reinforcement_learning.seeds import SEEDS
+from ddp_course.grading.lessons.reinforcement_learning.step import STEP
+
+EXERCISES = (SEEDS, ADVANTAGES, STEP)

@@ -116,5 +116,5 @@ def language_losses(
     ax.set_xlabel("step", fontsize=LABEL)
     ax.set_ylabel("nats per byte", fontsize=LABEL)
     ax.set_ylim(1, max([*losses, *(others or {}).values()]) + 0.5)
-    ax.legend(frameon=False, fontsize=SMALL, loc="upper center")
+    ax.legend(frameon=False, fontsize=SMALL, loc=(0.35, 0.58))
     return figure

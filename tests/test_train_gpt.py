@@ -243,7 +243,7 @@ def test_what_each_rank_brings_home(ranks, tmp_path):
     one, two = run(ranks(2), config)
     assert one.notes == [f"{tmp_path} has no checkpoint yet, so the run begins"]
     assert (one.losses, one.norms, one.held_out) == (two.losses, two.norms, two.held_out)
-    assert one.checksum == two.checksum and len(one.sample) > 10 and two.sample == ""
+    assert one.checksum == two.checksum and len(one.sample) > 25 and two.sample == ""
     assert one.losses[0] > one.losses[-1]
     for result in (one, two):
         assert result.mfu == pytest.approx(result.flops_per_token * result.tokens_per_s / result.peak_flops)

@@ -38,8 +38,8 @@ def _in_parts(value: Any) -> Any:
 def arithmetic_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Every strategy with numbers that divide evenly, then some that do not, and a single rank."""
     groups = {name: [_even(rng, name, mixed) for mixed in (False, True)] for name in DIVIDED}
-    # The last has more than 2**53: a division of floats would be some parameters off.
-    groups["uneven"] = [_uneven(rng, f"zero{stage}", stage == 2, 10**7 if stage < 3 else 10**16) for stage in (1, 2, 3)]
+    # The last has more than 2**53: a division of floats would be some parameters off, as the share is odd.
+    groups["uneven"] = [_uneven(rng, f"zero{stage}", stage == 2, 10**7 if stage < 3 else 10**18) for stage in (1, 2, 3)]
     groups["uneven"].append((rng.randint(10, 10**6), 1, "zero3", True))
     cases = [case for group in groups.values() for case in group]
     found = iter(answer.run(arithmetic_driver, 1, cases)[0])
@@ -55,7 +55,12 @@ def _even(rng: Random, strategy: str, mixed: bool) -> Case:
 
 def _uneven(rng: Random, strategy: str, mixed: bool, most: int) -> Case:
     world_size = rng.choice((3, 7, 24))
-    return rng.randint(most // 2, most) * world_size + rng.randint(1, world_size - 1), world_size, strategy, mixed
+    return (
+        2 * rng.randint(most // 4, most // 2) * world_size + rng.randint(1, world_size - 1),
+        world_size,
+        strategy,
+        mixed,
+    )
 
 
 def held(case: Case, each: tuple[int, ...] | None = None, divided: tuple[str, ...] | None = None, up: Callable = ceil):

@@ -192,6 +192,9 @@ def _cause(case: Case, notes: list[dict], rank: int, step: int, number: int) -> 
 def _messages(case: Case, notes: list[dict]) -> Fault | None:
     """Count what arrives: a broadcast brings its bytes, an all_gather as many as each rank gives, times the ranks."""
     need = 8 * sum(case[0])
+    fullest = max(sum(case[0][number] for number in set(note["kept"])) for note in notes)
+    # Room for an all_gather that pads all shares to the fullest one, and for objects, which travel packed.
+    most = max(1.7 * need, 1.1 * 8 * fullest * len(notes) if fullest < sum(case[0]) else 0) + 1500
     expected = f"in each step the new values travel once, {need} bytes, and nothing else"
     for rank, note in enumerate(notes):
         for calls in note["sent"]:
@@ -203,7 +206,7 @@ def _messages(case: Case, notes: list[dict]) -> Fault | None:
                 )
                 return Fault(expected, f"{summed}", rank, cause)
             came = sum(_arriving(op, n_bytes, len(notes)) for op, n_bytes in calls)
-            if came > 1.7 * need + 1500:  # room for parts that are padded, and for objects, which travel packed
+            if came > most:
                 cause = "send the parameters alone, each from its owner: no moments, no gradients, nothing twice"
                 return Fault(expected, f"{came} bytes", rank, cause)
             if came < need * (len(notes) - 1) / len(notes) / 2:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.config import Config
+from ddp_course.parallel.syncbn import SyncBatchNorm
 
 
 def reading(config: Config, device: torch.device) -> dict[str, Any]:
@@ -46,8 +47,22 @@ def compile_where_possible(replica: nn.Module, device: torch.device) -> list[str
     dist.all_gather_object(found, why_not_compile(device))
     refusals = [f"compile was left out: rank {rank} {why}" for rank, why in enumerate(found) if why]
     if not refusals:
-        replica.compile()  # unlike torch.compile(replica), keeps the names of the parameters
+        compile_in_place(replica)
     return refusals[:1]
+
+
+def compile_in_place(replica: nn.Module, **options: Any) -> None:
+    """Compile all but the course's own SyncBatchNorm layers; they run as they are, between two compiled parts.
+
+    torch 2.11 loses the gradients that pass through such a layer when it is compiled; 2.15 does not.
+
+    Args:
+        options: for torch.compile.
+    """
+    for layer in replica.modules():
+        if isinstance(layer, SyncBatchNorm):
+            layer.forward = torch.compiler.disable(layer.forward)
+    replica.compile(**options)  # unlike torch.compile(replica), keeps the names of the parameters
 
 
 def why_not_compile(device: torch.device) -> str | None:

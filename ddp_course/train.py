@@ -82,7 +82,7 @@ def train(rank: int, world_size: int, config: Config) -> Result:
         CheckpointError: a checkpoint cannot be written; or those there are of another run, or none can be used.
     Collective: DDP's own at construction; in each step its all_reduce of every gradient bucket, and SyncBatchNorm's
         two for each layer; after each epoch two all_reduces (loss, accuracy) and one broadcast per buffer; those of
-        `Run` if a checkpoint is wanted, and of `settle_buckets`.
+        `Run` if a checkpoint is wanted, of `settle_buckets`, and of `compile_where_possible` if that is wanted.
     """
     device, dtype = my_device(), DTYPES[config.dtype]
     train_set, test_set = (load(config.dataset, split, config.root) for split in ("train", "test"))

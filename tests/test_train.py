@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from ddp_course import RankError, RankPool, launch, speed
@@ -362,6 +363,25 @@ def test_where_one_rank_cannot_compile_no_rank_does_and_the_result_says_so(ranks
     for result in asked:
         (note,) = result.notes
         assert note.startswith("compile was left out: rank 1 cannot (InvalidCxxCompiler: no compiler found); on CPUs")
+
+
+def traced_gradients(rank: int, world_size: int, traced: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = synchronised(MLP(64, 8, 10, batchnorm=True), world_size, CPU)
+    replica = DistributedDataParallel(model)
+    if traced:
+        # All of torch.compile but the writing of C++, which takes long.
+        speed.compile_in_place(replica, backend="aot_eager")
+    torch.manual_seed(rank)
+    for _ in range(2):  # DDP plans its buckets anew in between
+        replica.zero_grad()
+        F.cross_entropy(replica(torch.rand(8, 64)), torch.arange(8)).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).tolist()
+
+
+def test_a_compiled_replica_has_the_same_gradients_and_still_sends_them(ranks):
+    plain, compiled = (ranks.run(traced_gradients, (traced,), limit_s=120) for traced in (False, True))
+    assert compiled[0] == compiled[1] and compiled[0] == pytest.approx(plain[0], rel=1e-5, abs=1e-7)
 
 
 def test_the_images_follow_the_filters_layout():

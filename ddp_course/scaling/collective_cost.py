@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.launch import RankPool
-from ddp_course.scaling.cores import own_cores, pin
 from ddp_course.scaling.link import Link
 
 SIZES = (256, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24)
@@ -206,22 +205,22 @@ def measure_collectives(
     for op in ops:
         fit_link(op, sizes, [1.0] * len(sizes), world_size)  # refuses what could not be fitted later
     with RankPool(world_size, backend="gloo", start_method=start_method, quiet=True) as ranks:
-        args = (list(ops), sizes, rounds, own_cores(world_size))
-        by_rank = ranks.run(timed_collectives, args, limit_s=RUN_LIMIT_S)
+        by_rank = ranks.run(timed_collectives, (list(ops), sizes, rounds), limit_s=RUN_LIMIT_S)
     return {op: fit_link(op, sizes, [_median(by_rank, op, size) for size in sizes], world_size) for op in ops}
 
 
 Readings = dict[tuple[str, int], list[list[tuple[float, float]]]]  # by collective and size: rounds of (start, end)
 
 
-def timed_collectives(
-    rank: int, world_size: int, ops: list[str], sizes: list[int], rounds: int, cores: list[int] | None
-) -> Readings:
+def timed_collectives(rank: int, world_size: int, ops: list[str], sizes: list[int], rounds: int) -> Readings:
     """Call each collective with each size, `rounds` times over, and note when each call began and ended.
+
+    The ranks are not pinned. Nothing is computed here, and on one core gloo's thread would wait for the thread that
+    waits for it: small messages then took up to 3 ms longer, in no order.
 
     Collective: two barriers and one collective for each call, every rank.
     """
-    pin(cores[rank] if cores else None)
+    torch.set_num_threads(1)
     noted: Readings = {(op, size): [] for op in ops for size in sizes}
     tensors = {size: (torch.zeros(size // 4), torch.zeros(size // 4 // world_size)) for size in sizes}
     for number in range(rounds + 1):

@@ -263,6 +263,20 @@ WRONG = [
         ("warmup",),
         "cut both",
     ),
+    Wrong(
+        "13.1",
+        "the warm-up in the interval",
+        spoilt(
+            EFFICIENCY,
+            (
+                "    n = len(a)\n",
+                "    n = len(a)\n    a, b = [[statistics.mean(s) for s in rounds] for rounds in (alone, together)]\n"
+                "    a = [share * x for x in a]\n",
+            ),
+        ),
+        ("interval",),
+        "leave the warm-up out too",
+    ),
     Wrong("13.1", "t is forgotten", spoilt(EFFICIENCY, ("t * error", "error")), ("interval",), "one standard error"),
     Wrong("13.1", "1.96 for t", spoilt(EFFICIENCY, ("t * error", "1.96 * error")), ("interval",), "1.96 is for many"),
     Wrong(
@@ -500,12 +514,18 @@ WRONG = [
         ("overlap", "queue", "order", "edges"),
         "here all messages wait for the end of backward",
     ),
-    Wrong("13.3", "at the first gradient", spoilt(STEP, ("full = max(", "full = min(")), ALL, "not for its first"),
+    Wrong(
+        "13.3",
+        "at the first gradient",
+        spoilt(STEP, ("full = max(", "full = min(")),
+        ("one", "overlap", "queue", "order"),
+        "not for an earlier one",
+    ),
     Wrong(
         "13.3",
         "at the gradient listed last",
         spoilt(STEP, ("max(gradients[i][1] for i in bucket)", "gradients[bucket[-1]][1]")),
-        ALL,
+        ("overlap", "queue"),
         "wherever that one stands in the list",
     ),
     Wrong(
@@ -532,10 +552,16 @@ WRONG = [
                 "latency_s + 2 * (world_size - 1) * nbytes / world_size / bytes_per_s",
             ),
         ),
-        ALL,
+        ("overlap", "queue"),
         "each of the 2 (W - 1) messages has a latency",
     ),
-    Wrong("13.3", "no latency", spoilt(STEP, ("(latency_s + nbytes", "(nbytes")), ALL, "the latency is forgotten"),
+    Wrong(
+        "13.3",
+        "no latency",
+        spoilt(STEP, ("(latency_s + nbytes", "(nbytes")),
+        ("overlap", "queue"),
+        "the latency is forgotten",
+    ),
     Wrong(
         "13.3",
         "all bytes in each message",

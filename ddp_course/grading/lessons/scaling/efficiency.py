@@ -50,7 +50,7 @@ def driver(rank: int, world_size: int, function: Callable, cases: list[Case]) ->
 
 
 def efficiency_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Weak, strong, both with a warm-up, and the intervals of the first two."""
+    """Weak, strong, both with a warm-up, and the intervals of all."""
     weak = [_case(rng, "weak") for _ in range(3)]
     strong = [_case(rng, "strong") for _ in range(3)]
     warm = [_case(rng, mode, warmup) for mode, warmup in (("weak", 2), ("strong", 1))]
@@ -58,7 +58,7 @@ def efficiency_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault |
     yield "weak", first_fault(weak, found[:3], _value_fault)
     yield "strong", first_fault(strong, found[3:6], _value_fault)
     yield "warmup", first_fault(warm, found[6:], _warm_fault)
-    yield "interval", first_fault(weak + strong, found[:6], _interval_fault)
+    yield "interval", first_fault(weak + strong + warm, found, _interval_fault)
 
 
 def _case(rng: Random, mode: str, warmup: int = 0) -> Case:
@@ -185,9 +185,12 @@ def _interval_fault(case: Case, answer: Any) -> Fault | None:
     if not same(value - low, high - value) and abs((value - low) - (high - value)) > 1e-9:
         return Fault(what, shown, cause="the interval reaches as far below the value as above it: t standard errors")
     if not same(value, right.value):
-        return Fault(what, shown, cause="first let the value itself be right")
+        # What a warm-up does to the value has a line of its own.
+        return None if case.warmup else Fault(what, shown, cause="first let the value itself be right")
     if same(high - value, right.half):
         return None
+    if case.warmup:  # the cases without have their own causes, and come first
+        return Fault(what, shown, cause="a and b leave the warm-up out too: the interval is made of the value's steps")
     cause = next((c for c, half in _half_slips(case, right).items() if same(high - value, half)), "")
     otherwise = "what each round leaves over is a - value * b, with a and b as in the value's sums"
     return Fault(what, shown, cause=cause or otherwise)

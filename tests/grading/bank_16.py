@@ -106,6 +106,55 @@ class TextStream:
         self._begin(state["epoch"], state["consumed"])
 """
 
+STREAM_LIVE = """
+class TextStream:
+    def __init__(self, tokens, context, rank, world_size, seed):
+        self.__dict__.update(tokens=tokens, context=context, rank=rank, world_size=world_size, seed=seed)
+        self.place = {"epoch": 0, "position": 0}
+
+    def next_batch(self, rows):
+        length, together = (len(self.tokens) - 1) // self.context, self.world_size * rows
+        if self.place["position"] + together > length:
+            self.place["epoch"] += 1
+            self.place["position"] = 0
+        generator = torch.Generator().manual_seed(1000 * self.seed + self.place["epoch"])
+        order = torch.randperm(length, generator=generator)[self.place["position"] :]
+        mine = order[self.rank * rows : (self.rank + 1) * rows]
+        self.place["position"] += together
+        pieces = self.tokens[mine[:, None] * self.context + torch.arange(self.context + 1)]
+        return pieces[:, :-1], pieces[:, 1:]
+
+    def state_dict(self):
+        return self.place
+
+    def load_state_dict(self, state):
+        self.place.update(state)
+"""
+
+STREAM_OF_PARTS = """
+class TextStream:
+    def __init__(self, tokens, context, rank, world_size, seed):
+        self.__dict__.update(tokens=tokens, context=context, rank=rank, world_size=world_size, seed=seed)
+        self.epoch = self.position = 0
+
+    def next_batch(self, rows):
+        length, together = (len(self.tokens) - 1) // self.context, self.world_size * rows
+        if self.position + together > length:
+            self.epoch, self.position = self.epoch + 1, 0
+        generator = torch.Generator().manual_seed(1000 * self.seed + self.epoch)
+        count, begin = length // self.world_size, self.position // self.world_size
+        order = self.rank * count + torch.randperm(count, generator=generator)
+        self.position += together
+        pieces = self.tokens[order[begin : begin + rows, None] * self.context + torch.arange(self.context + 1)]
+        return pieces[:, :-1], pieces[:, 1:]
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state):
+        self.epoch, self.position = state["epoch"], state["position"]
+"""
+
 OWN_GENERATOR = ("torch.randperm(length, generator=generator)", "torch.randperm(length)")
 
 # --- 16.2 ------------------------------------------------------------------------------------------
@@ -234,7 +283,48 @@ WRONG = [
         "torch's default generator",
         spoilt(STREAM, OWN_GENERATOR),
         ("windows", "epoch", "order", "stopped", "resized"),
-        "shuffle by seed and epoch alone",
+        "the order comes from torch's default generator",
+    ),
+    Wrong(
+        "16.1",
+        "random numbers that nobody seeded",
+        spoilt(STREAM, (OWN_GENERATOR[0], "torch.tensor(random.sample(range(length), length))")),
+        ("windows", "epoch", "stopped", "resized"),
+        "the order is another one each time",
+    ),
+    Wrong(
+        "16.1",
+        "one window less than there are",
+        spoilt(STREAM, ("(len(self.tokens) - 1) // self.context", "(len(self.tokens) - 1) // self.context - 1")),
+        ("windows", "resized"),
+        "before one comes again",
+    ),
+    Wrong(
+        "16.1",
+        "the state is the stream's own dictionary",
+        STREAM_LIVE,
+        ("stopped",),
+        "state_dict must return values of its own",
+    ),
+    Wrong(
+        "16.1",
+        "the order is kept when a state is loaded",
+        spoilt(
+            STREAM_BY_NUMPY,
+            (
+                'self._begin(state["epoch"], state["consumed"])',
+                'self.epoch, self.consumed = state["epoch"], state["consumed"]',
+            ),
+        ),
+        ("stopped",),
+        "also an order that it has kept",
+    ),
+    Wrong(
+        "16.1",
+        "each rank has a fixed part of the text",
+        STREAM_OF_PARTS,
+        ("resized",),
+        "shuffle one order for all ranks, from which they take turns",
     ),
     Wrong(
         "16.1",
@@ -344,6 +434,21 @@ class TextStream(TokenStream):
         spoilt(STEP, (QUIET, "        if True:\n")),
         ("silent",),
         "all micro-batches but the last belong inside replica.no_sync()",
+    ),
+    Wrong(
+        "16.2",
+        "one backward pass for all micro-batches",
+        """
+def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
+    optimizer.zero_grad()
+    loss = sum(loss_function(replica(x), y) for x, y in micro_batches) / len(micro_batches)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(replica.parameters(), max_norm)
+    optimizer.step()
+    return norm.item()
+""",
+        ("silent",),
+        "call backward after each forward pass",
     ),
     Wrong(
         "16.2",

@@ -59,21 +59,35 @@ def _played(rank: int, function: Callable, case: Case) -> dict:
     ordinary = [_ordinary(replica, case.rows(rank, 0)[0]) for _ in range(SETTLE)][-1]
     model.zero_grad()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    forwards, updates, note = [], [], {"ordinary": ordinary, "steps": []}
+    forwards, waiting, updates, note = [], [], [], {"ordinary": ordinary, "steps": []}
+    _note_graphs(model, waiting)
     model.register_forward_pre_hook(lambda module, inputs: forwards.append(len(inputs[0])))
     optimizer.register_step_pre_hook(lambda *args: updates.append(len(forwards)))
     for step in range(case.steps):
-        forwards.clear()
-        updates.clear()
+        for seen_before in (forwards, waiting, updates):
+            seen_before.clear()
         state: list[tuple[int, bool]] = []
         with observe.Collectives() as seen:
             seen.on_call = lambda state=state: state.append((len(forwards), len(updates) > 0))
             norm = function(replica, optimizer, nn.functional.mse_loss, case.rows(rank, step), case.max_norm)
         calls = [(call.op, call.in_backward, *at) for call, at in zip(seen.calls, state, strict=True)]
-        facts = {"forwards": forwards[:], "updates": updates[:], "calls": calls}
+        facts = {"forwards": forwards[:], "held": max(waiting, default=0), "updates": updates[:], "calls": calls}
         weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
         note["steps"].append({**facts, "weights": weights, "norm": _number(norm)})
     return note
+
+
+def _note_graphs(model: nn.Module, waiting: list[int]) -> None:
+    """At each forward and each backward pass, note how many forward passes wait for theirs."""
+
+    def note(change: int) -> None:
+        waiting.append((waiting[-1] if waiting else 0) + change)
+
+    def forward(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        note(1)
+        output.register_hook(lambda gradient: note(-1))
+
+    model.register_forward_hook(forward)
 
 
 def _number(norm: object) -> float | str:
@@ -114,9 +128,9 @@ def one_process(case: Case, world_size: int, mistake: str = "", me: int = 0) -> 
     for step in range(case.steps):
         parts = [_gradients(model, case.rows(rank, step)) for rank in range(world_size)]
         gradient, norm = _combined(parts, case, mistake, me)
-        gradient = gradient + kept
-        kept = gradient if mistake == "kept" else 0.0
-        norm = gradient.norm().item() if mistake == "kept" else norm
+        if mistake == "kept":
+            gradient = gradient + kept
+            norm = gradient.norm().item()
         if mistake not in (
             "unclipped",
             "clipped early",
@@ -126,6 +140,7 @@ def one_process(case: Case, world_size: int, mistake: str = "", me: int = 0) -> 
             "clipped apart",
         ):
             gradient = gradient * (case.max_norm / norm if norm > case.max_norm or mistake == "always" else 1.0)
+        kept = gradient  # clip_grad_norm_ has cut .grad itself
         vector = nn.utils.parameters_to_vector(model.parameters()).detach() - RATE * gradient
         nn.utils.vector_to_parameters(vector, model.parameters())
         weights.append(vector.tolist())
@@ -253,6 +268,9 @@ def _silent_fault(case: Case, rank: int, note: dict, world_size: int) -> Fault |
     if facts["forwards"] != [ROWS] * case.count:
         cause = "call the replica once for each micro-batch; all at once need the memory that accumulation saves"
         return Fault(expected, f"forward passes of {facts['forwards']} rows", rank, cause)
+    if facts["held"] > 1:
+        cause = "call backward after each forward pass; until then its graph stays in memory, which accumulation saves"
+        return Fault(expected, f"{facts['held']} forward passes before a backward pass", rank, cause)
     early = [call for call in facts["calls"] if call[2] < case.count]
     if not early:
         return None
@@ -278,12 +296,12 @@ STEP = Exercise(
     "16.2",
     "One step of several small batches",
     "train_step",
-    25,
+    20,
     (
         Check("clipped", "the weights are those of one process on the whole batch, clipped", 2),
         Check("short", "a gradient that is short enough is not changed, step after step", 1),
         Check("norm", "the returned norm is that of the whole batch's gradient", 1),
-        Check("silent", "nothing is sent before the last micro-batch", 1),
+        Check("silent", "one micro-batch at a time, and nothing is sent before the last", 1),
         Check("once", "the last backward pass sends each bucket once, and nothing follows", 1),
         Check("one", "a single micro-batch works, too", 1),
     ),

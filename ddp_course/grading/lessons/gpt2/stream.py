@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -25,22 +26,44 @@ def stream_driver(rank: int, world_size: int, cls: type, cases: list[dict]) -> l
     return [_played(cls, **case) for case in cases]
 
 
-def _played(cls: Callable, n_tokens: int, context: int, seed: int, parts: list[Part]) -> dict:
+def _played(
+    cls: Callable, n_tokens: int, context: int, seed: int, parts: list[Part], before: int = 0, after: int = 0
+) -> dict:
+    """Play the parts; a stream reads `before` batches before it loads, and `after` more once it has given its state."""
     tokens = torch.arange(1000, 1000 + n_tokens)
     state, taken, agree, numbers = None, [], True, 0
-    for ranks, rows, batches in parts:
-        streams = []
+    for number, (ranks, rows, batches) in enumerate(parts):
+        taken.append([])
+        states = []
         for rank in range(ranks):
-            torch.manual_seed(3000 + rank)  # as in a process of its own
-            streams.append(cls(tokens, context, rank, ranks, seed))
+            torch.manual_seed(3000 + 100 * number + rank)  # as in a process of its own
+            stream = cls(tokens, context, rank, ranks, seed)
             if state is not None:
-                streams[-1].load_state_dict(json.loads(state))
-        taken.append([[_windows(stream.next_batch(rows)) for _ in range(batches)] for stream in streams])
-        states = [json.dumps(stream.state_dict(), sort_keys=True) for stream in streams]
+                _read(stream, rows, before)
+                stream.load_state_dict(json.loads(state))
+            taken[-1].append(_read(stream, rows, batches))
+            given = stream.state_dict()
+            _read(stream, rows, after)
+            states.append(json.dumps(given, sort_keys=True))
         agree = agree and len(set(states)) == 1
         state = states[0]
         numbers = max(numbers, _count(json.loads(state)))
     return {"taken": taken, "agree": agree, "numbers": numbers}
+
+
+def _read(stream: object, rows: int, batches: int) -> list[dict]:
+    return [_windows(stream.next_batch(rows)) for _ in range(batches)]
+
+
+def orders_driver(rank: int, world_size: int, cls: type, case: dict) -> list[list]:
+    """Return what three fresh streams read; only the third one finds torch's default generator seeded otherwise."""
+    ((ranks, rows, batches),) = case["parts"]
+    found = []
+    for torch_seed in (1, 1, 2):
+        torch.manual_seed(torch_seed)
+        tokens = torch.arange(1000, 1000 + case["n_tokens"])
+        found.append(_read(cls(tokens, case["context"], 0, ranks, case["seed"]), rows, batches))
+    return found
 
 
 def _windows(batch: tuple) -> dict:
@@ -55,7 +78,7 @@ def _count(state: object) -> int:
 
 
 def stream_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Two epochs at once; the same with a stop; a stop and another number of ranks."""
+    """Two epochs at once; the same with stops, and other numbers of ranks; a seed and a text of its own."""
     ranks, rows, context = rng.choice((2, 3)), rng.choice((2, 3)), rng.choice((4, 5, 7))
     together = ranks * rows
     length = together * 4 + rng.randint(1, together - 1)
@@ -67,18 +90,37 @@ def stream_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | Non
         {**case, "parts": [(ranks, rows, 8)], "seed": case["seed"] + 1},
         {**case, "parts": [(1, 1, length)], "n_tokens": length * context},  # one token less: one window less
     ]
-    whole, stopped, resized, other, shorter = answer.run(stream_driver, 1, cases)[0]
-    yield "windows", _window_fault(whole, context, rows) or _length_fault(shorter, length - 1)
-    yield "epoch", _epoch_fault(whole, length, 4, together)
-    yield "order", _order_fault(whole, other)
-    yield "stopped", _stopped_fault(whole, stopped)
-    yield "resized", _resized_fault(resized, length)
+    again = [  # an epoch has 4 batches
+        {**cases[1], "after": 1},
+        {**cases[1], "before": 5},
+        {**case, "parts": [(ranks, rows, 5), (ranks, rows, 3)], "before": 1},
+    ]
+    whole, stopped, resized, other, shorter, *again = answer.run(stream_driver, 1, [*cases, *again])[0]
+    fickle = _fickle_cause(*answer.run(orders_driver, 1, cases[0])[0])
+
+    def named(fault: Fault | None) -> Fault | None:
+        return replace(fault, cause=fickle) if fault and fickle else fault
+
+    yield "windows", _window_fault(whole, context, rows) or named(_length_fault(shorter, length - 1))
+    yield "epoch", named(_epoch_fault(whole, length, 4, together))
+    yield "order", named(_order_fault(whole, other))
+    yield "stopped", named(_stopped_fault(whole, stopped) or _again_fault(whole, *again))
+    yield "resized", named(_resized_fault(resized, length, whole))
     yield "state", next(filter(None, map(_state_fault, (stopped, resized))), None)
 
 
 def _starts(note: dict, part: int = 0, batches: slice = slice(None)) -> list[list[int]]:
     """Return for each rank the first token of each window it read."""
     return [[row[0] for batch in mine[batches] for row in batch["inputs"] if row] for mine in note["taken"][part]]
+
+
+def _fickle_cause(first: list, same: list, otherwise: list) -> str:
+    """Say where an order comes from that follows from more than the seed and the epoch, else nothing."""
+    if first != same:
+        return "the order is another one each time it is asked for: shuffle by seed and epoch alone"
+    if first != otherwise:
+        return "the order comes from torch's default generator; give randperm a generator of its own, by seed and epoch"
+    return ""
 
 
 def _window_fault(note: dict, context: int, rows: int) -> Fault | None:
@@ -115,10 +157,13 @@ def _batch_fault(batch: dict, context: int, rows: int) -> Fault | None:
 def _length_fault(note: dict, length: int) -> Fault | None:
     """One rank, one row at a time: the text that lacks one token has one window less, so an epoch is over earlier."""
     starts = _starts(note)[0]
-    if len(set(starts[:length])) == length and starts[length] in starts[:length]:
+    once = next((n for n, start in enumerate(starts) if start in starts[:n]), len(starts))  # before one comes again
+    if once == length:
         return None
-    cause = "the last window needs one more token as its last target: there are (len(tokens) - 1) // context windows"
-    return Fault(f"{length} windows", f"{len(set(starts))} different ones", cause=cause)
+    cause = "a rank that is alone reads, row by row, all (len(tokens) - 1) // context windows before one comes again"
+    if once > length:
+        cause = "the last window needs one more token, its last target: there are (len(tokens) - 1) // context windows"
+    return Fault(f"{length} windows", f"{once} different ones", cause=cause)
 
 
 def _epoch_fault(note: dict, length: int, batches: int, together: int) -> Fault | None:
@@ -172,15 +217,34 @@ def _stopped_fault(whole: dict, stopped: dict) -> Fault | None:
     return Fault("the windows of a run that never stopped, batch by batch", "others after the stop", rank, cause)
 
 
-def _resized_fault(note: dict, length: int) -> Fault | None:
+def _again_fault(whole: dict, read_on: dict, used: dict, later: dict) -> Fault | None:
+    """The same stop with streams in use: one reads on after it gave its state, one has read before it loads."""
+    kept = "load_state_dict must set all that next_batch reads, also an order that it has kept"
+    live = "the state changes when its stream reads on: state_dict must return values of its own, a new dictionary"
+    for note, who, cause in (
+        (used, "loaded by a stream that has read", kept),
+        (later, "loaded by a stream that has read", kept),
+        (read_on, "of a stream that reads on", live),
+    ):
+        if fault := _stopped_fault(whole, note):
+            return Fault(f"{fault.expected}, from a state {who}", fault.found, fault.rank, cause)
+    return None
+
+
+def _resized_fault(note: dict, length: int, whole: dict) -> Fault | None:
     counts = Counter(start for part in range(3) for mine in _starts(note, part) for start in mine)
     repeated, missing = sum(n > 1 for n in counts.values()), length - len(counts)
     if not repeated and not missing:
         return None
-    cause = (
-        "the position must be counted in windows of all ranks together: each batch moves it by world_size * rows, so "
-        "that it means the same for another number of ranks"
-    )
+    by_rank = _starts(whole)
+    if all(mine and later and max(mine) < min(later) for mine, later in zip(by_rank, by_rank[1:], strict=False)):
+        cause = "each rank has a fixed part of the text: shuffle one order for all ranks, from which they take turns"
+    else:
+        cause = (
+            "the position must be counted in windows of all ranks together: each batch moves it by world_size * rows, "
+            "so that it means the same for another number of ranks, and there must be one order for all ranks, from "
+            "which they take turns"
+        )
     return Fault(
         f"each of {length} windows once, in three runs together", f"{repeated} repeated, {missing} missing", cause=cause
     )

@@ -161,7 +161,7 @@ UTILISATION = Exercise(
     "16.3",
     "How busy is the machine? (stretch)",
     "utilisation",
-    20,
+    15,
     (
         Check("rate", "tokens per second, over all ranks", 2),
         Check("flops", "operations per token", 2),

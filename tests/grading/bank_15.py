@@ -208,6 +208,10 @@ STEP_CLIPPED_EARLY = STEP.replace(
     "        param.grad *= len(action)\n",
 ).replace("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    optimizer", "    optimizer")
 
+STEP_SUMS_CLIPPED = STEP.replace("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n", "").replace(
+    "    count = torch", "    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    count = torch"
+)
+
 RIGHT = [
     Right("15.1", "as in solutions", SEEDS),
     Right("15.1", "bits", SEEDS_BY_BITS),
@@ -258,6 +262,13 @@ WRONG = [
         SEEDS_OF.format("[run << 32 | rank << 10 | game for game in range(num_envs)]"),
         ("form", "run"),
         "some generators read the lowest 32 bits only",
+    ),
+    Wrong(
+        "15.1",
+        "the run times 2**32",
+        SEEDS_OF.format("[(run << 32) + rank * num_envs + game for game in range(num_envs)]"),
+        ("form", "run"),
+        "seed 0 for run 0, rank 0, game 0 and seed 4294967296 for run 1, rank 0, game 0, equal in the lowest 32 bits",
     ),
     Wrong(
         "15.1",
@@ -332,7 +343,21 @@ WRONG = [
         "begins is forgotten",
         ADVANTAGES.replace('rollout["begins"][None]', 'torch.zeros_like(rollout["begins"])[None]'),
         ("empty", "normalised"),
-        "rows in which nobody played have no advantage",
+        "begins says in which games the first row is one that nobody played",
+    ),
+    Wrong(
+        "15.2",
+        "no value in the rows that nobody played",
+        ADVANTAGES.replace("    following =", "    value = value * plays\n    following ="),
+        ("truncated", "normalised"),
+        "it stands in the row that nobody played",
+    ),
+    Wrong(
+        "15.2",
+        "the reward is forgotten",
+        ADVANTAGES.replace('surprise = rollout["reward"][t] + gamma', "surprise = gamma"),
+        ("open", "terminated", "truncated", "empty", "normalised"),
+        "it follows from the advantages, which are not right yet",
     ),
     Wrong(
         "15.2",
@@ -396,7 +421,17 @@ WRONG = [
         ("equal", "unequal", "none"),
         "and by the number of ranks as well",
     ),
-    Wrong("15.3", "clipped before the averaging", STEP_CLIPPED_EARLY, ("clip",), "clipped on each rank before"),
+    Wrong("15.3", "clipped before the averaging", STEP_CLIPPED_EARLY, ("clip",), "clipped before the average"),
+    Wrong("15.3", "sums clipped before the averaging", STEP_SUMS_CLIPPED, ("clip",), "clipped before the average"),
+    Wrong(
+        "15.3",
+        "a replica that nobody holds",
+        STEP_BY_DDP.replace("    replica = DistributedDataParallel(model)\n", "").replace(
+            "replica(state)", "DistributedDataParallel(model)(state)"
+        ),
+        ("equal", "unequal", "clip", "none"),
+        "a DDP object that nobody holds is gone before backward",
+    ),
     Wrong(
         "15.3",
         "not clipped",
@@ -415,6 +450,13 @@ WRONG = [
         "15.3",
         "old gradients stay",
         STEP_BY_DDP.replace("    optimizer.zero_grad()\n", ""),
+        ("equal", "unequal", "clip", "none"),
+        "optimizer.zero_grad() first",
+    ),
+    Wrong(
+        "15.3",
+        "old gradients stay, and are added up with the new ones",
+        STEP.replace("    optimizer.zero_grad()\n", ""),
         ("equal", "unequal", "clip", "none"),
         "optimizer.zero_grad() first",
     ),

@@ -95,7 +95,8 @@ def raw_advantages(rollout: Rollout, g: float, lam: float, slip: str = "") -> to
 
 _SLIPS = {
     "last": "the rollout's last row has a next state too: its value is last_value",
-    "failure": "a truncated episode did not fail: the value of the state after it counts, the pole still stands",
+    "failure": "a truncated episode did not fail: the value of the state after it counts; it stands in the row that "
+    "nobody played",
     "promise": "after a terminated step nothing follows: there the value of the next state is 0",
     "flows": "the sum goes on over a truncated end into the next episode: stop it at both kinds of end",
     "kept": "rows in which nobody played have no advantage: set them to 0",
@@ -124,11 +125,12 @@ def _raw_fault(rollout: Rollout, result: Any, g: float, lam: float, rank: int, k
     off = (torch.tensor(found, dtype=torch.float64) - right).abs() > 1e-4
     t, n = (off if off.any() else right.isnan() == 0).nonzero()[0].tolist()
     slip = next((s for s in _SLIPS if close(found, raw_advantages(rollout, g, lam, s).tolist(), SAME)), "")
-    otherwise = "go through the rows from the last to the first: surprise + gamma * lam * the later advantage"
-    if key == "empty":
-        otherwise = "begins says in which games the first row is one that nobody played: its advantage is 0"
-    where = f"in row {t} of game {n}"
-    return Fault(f"{right[t, n].item():.4g} {where}", f"{found[t][n]:.4g}", rank, _SLIPS.get(slip, otherwise))
+    cause = _SLIPS.get(
+        slip, "go through the rows from the last to the first: surprise + gamma * lam * the later advantage"
+    )
+    if key == "empty" and slip in ("", "kept"):
+        cause = "begins says in which games the first row is one that nobody played: its advantage is 0"
+    return Fault(f"{right[t, n].item():.4g} in row {t} of game {n}", f"{found[t][n]:.4g}", rank, cause)
 
 
 def _normal_fault(rollouts: list[Rollout], result: Any, rank: int, g: float, lam: float) -> Fault | None:
@@ -159,6 +161,8 @@ def _normal_fault(rollouts: list[Rollout], result: Any, rank: int, g: float, lam
     cause = next((c for guess, c in guesses if close(found, guess, SAME)), "")
     t, n = keep.nonzero()[0].tolist()
     otherwise = "(advantage - mean) / deviation, mean and deviation over the played rows of all ranks"
+    if not close(result[0], raw.tolist(), SAME):
+        otherwise = "it follows from the advantages, which are not right yet"
     return Fault(f"{right[t][n]:.4g} in row {t} of game {n}", short(found[t][n]), rank, cause or otherwise)
 
 

@@ -25,7 +25,7 @@ def seeds_driver(rank: int, world_size: int, function: Callable, cases: list[tup
     """Make the seeds of all runs; note a digest, the first seed out of range, and the first ones that collide."""
     note: dict[str, Any] = {"form": None, "range": None, "digest": [], "game": None, "rank": None, "run": None}
     for world, runs, games in cases:
-        places: dict[int, Place] = {}
+        places: dict[int, tuple[Place, int]] = {}
         digest = hashlib.sha256()
         for run in runs:
             for of_rank in range(world) if world < RANKS else (0, 1, world - 1):
@@ -49,12 +49,12 @@ def _well_formed(seeds: Any, games: int) -> bool:
     return all(hasattr(seed, "__index__") and not isinstance(seed, bool) for seed in seeds)
 
 
-def _note_collision(note: dict, places: dict[int, Place], seed: int, place: Place) -> None:
+def _note_collision(note: dict, places: dict[int, tuple[Place, int]], seed: int, place: Place) -> None:
     low = seed % 2**32  # all that torch's generator on the CPU would see of it
-    other = places.setdefault(low, place)
+    other, its_seed = places.setdefault(low, (place, seed))
     if other != place:
         kind = "run" if other[0] != place[0] else "rank" if other[1] != place[1] else "game"
-        note[kind] = note[kind] or [list(other), list(place), seed]
+        note[kind] = note[kind] or [list(other), its_seed, list(place), seed]
 
 
 def seeds_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -98,9 +98,12 @@ _COLLIDES = {
 def _collision_fault(kind: str, found: list | None) -> Fault | None:
     if not found:
         return None
-    one, other, seed = found
-    places = " and ".join(f"run {run}, rank {rank}, game {game}" for run, rank, game in (one, other))
-    return Fault("no seed twice", f"seed {seed} for {places}", cause=_COLLIDES[kind])
+    one, its_seed, other, seed = found
+    first, second = (f"run {run}, rank {rank}, game {game}" for run, rank, game in (one, other))
+    said = f"seed {seed} for {first} and {second}"
+    if its_seed != seed:
+        said = f"seed {its_seed} for {first} and seed {seed} for {second}, equal in the lowest 32 bits"
+    return Fault("no seed twice", said, cause=_COLLIDES[kind])
 
 
 def _again_fault(notes: list[dict]) -> Fault | None:
@@ -117,7 +120,7 @@ SEEDS = Exercise(
     "15.1",
     "Seeds that never collide",
     "game_seeds",
-    15,
+    10,
     (
         Check("form", "one whole number of 32 bits for each game", 1),
         Check("game", "the games of a rank differ", 1),

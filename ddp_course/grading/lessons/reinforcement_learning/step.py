@@ -9,12 +9,18 @@ Read next: `ddp_course/policy_gradient.py`, where DDP does it.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from random import Random
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.grading.compare import close, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
@@ -45,10 +51,26 @@ def step_driver(
         for param in model.parameters():
             param.grad = torch.ones_like(param)  # what the step before has left
         rows = tuple(tensor.clone() for tensor in shards[rank])
-        loss = function(rank, world_size, model, optimizer, rows, max_norm)
+        with _replicas_watched(model) as lost:
+            loss = function(rank, world_size, model, optimizer, rows, max_norm)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        notes.append({"weights": flat_weights(model), "loss": plain(loss)})
+        notes.append({"weights": flat_weights(model), "loss": plain(loss), "lost": any(lost)})
     return notes
+
+
+@contextmanager
+def _replicas_watched(model: nn.Module) -> Iterator[list[bool]]:
+    """Within the block, note at each gradient whether a DDP object was made and is gone already."""
+    made, lost, init = [], [], DistributedDataParallel.__init__
+
+    def noted(self: DistributedDataParallel, *args, **kwargs) -> None:
+        init(self, *args, **kwargs)
+        made.append(weakref.ref(self))
+
+    for param in model.parameters():
+        param.register_hook(lambda gradient: lost.append(bool(made) and all(each() is None for each in made)))
+    with mock.patch.object(DistributedDataParallel, "__init__", noted):
+        yield lost
 
 
 def step_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -95,10 +117,11 @@ def _guesses(shards: list[Rows], max_norm: float, rank: int, seed: int) -> Itera
     right, total = _gradient(seed, every), _gradient(seed, every, torch.sum)
     means = [_gradient(seed, rows) if len(rows[1]) else torch.zeros_like(right) for rows in shards]
     mine, mean_of_means = means[rank], sum(means) / len(shards)
-    apart = sum(_clipped(mean, max_norm) for mean in means) / len(shards)
-    parts = [_gradient(seed, rows, torch.sum) * len(shards) / len(every[1]) for rows in shards]
-    apart_parts = sum(_clipped(part, max_norm) for part in parts) / len(shards)
-    yield _clipped(right, max_norm) + 1, "the gradients of the step before are still there: optimizer.zero_grad() first"
+    sums = [_gradient(seed, rows, torch.sum) for rows in shards]
+    kept = "the gradients of the step before are still there: optimizer.zero_grad() first"
+    yield _clipped(right, max_norm) + 1, kept
+    for left in (1, len(shards) / len(every[1])):  # ones, averaged over the ranks, or divided by all rows as the rest
+        yield _clipped(right + left, max_norm), kept
     yield -_clipped(right, max_norm), "the sign: the loss is -advantage * log_prob"
     yield mine, "the gradient of this rank's rows alone"
     yield _clipped(mine, max_norm), "the gradient of this rank's rows alone"
@@ -114,17 +137,29 @@ def _guesses(shards: list[Rows], max_norm: float, rank: int, seed: int) -> Itera
         "divided by the rows of all ranks, and by the number of ranks as well",
     )
     yield right, "the gradient was not clipped"
-    early = "clipped on each rank before it was averaged; the norm that counts is that of the averaged gradient"
-    yield apart, early
-    yield apart_parts, early
-    weights = [len(rows[1]) / len(every[1]) for rows in shards]
-    yield sum(_clipped(mean, max_norm) * weight for mean, weight in zip(means, weights, strict=True)), early
-    yield sum(_clipped(part / len(shards), max_norm) for part in parts), early
+    if max_norm < LOOSE:
+        yield from ((guess, _EARLY) for guess in _clipped_early(means, sums, [len(r[1]) for r in shards], max_norm))
+
+
+_EARLY = "clipped before the average, on each rank; the norm that counts is that of the averaged gradient"
+
+
+def _clipped_early(means: list, sums: list, counts: list[int], max_norm: float) -> Iterator[torch.Tensor]:
+    """Each way to clip own gradients, then to average them, and perhaps to clip once more."""
+    world, rows = len(counts), sum(counts)
+    own = (means, sums, [part / rows for part in sums], [part * world / rows for part in sums])
+    weights = ([1.0] * world, [1 / world] * world, [1 / rows] * world, [n / rows for n in counts])
+    for gradients, weight in product(own, weights):
+        found = sum(_clipped(gradient, max_norm) * w for gradient, w in zip(gradients, weight, strict=True))
+        yield found
+        yield _clipped(found, max_norm)
 
 
 def _first(case: tuple[list[Rows], float], notes: list[dict], seed: int) -> Fault | None:
     faults = (_weights_fault(case, note["weights"], rank, seed) for rank, note in enumerate(notes))
     fault = next(filter(None, faults), None)
+    if fault and any(note["lost"] for note in notes):
+        return replace(fault, cause="a DDP object that nobody holds is gone before backward: keep it in a variable")
     if fault or all(note["weights"] == notes[0]["weights"] for note in notes):
         return fault
     rank = next(r for r, note in enumerate(notes) if note["weights"] != notes[0]["weights"])
@@ -146,6 +181,8 @@ def _weights_fault(case: tuple[list[Rows], float], found: list[float], rank: int
         cause = next((c for g, c in guesses if close(found, (before - LR * g).tolist(), 1e-6)), "")
     rows = " + ".join(str(len(each[1])) for each in shards)
     otherwise = "the gradient is that of -advantage * log_prob, averaged over the rows of all ranks"
+    if max_norm < LOOSE:
+        otherwise += "; its norm, of all parameters together, is cut to max_norm"
     expected = f"first weight {right[0].item():.5f}, as one process with {rows} rows"
     return Fault(expected, f"{found[0]:.5f}", rank, cause or otherwise)
 

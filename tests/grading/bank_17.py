@@ -209,6 +209,15 @@ STEP_LEAF = STEP.replace(
 """,
 )
 
+STEP_REBOUND = STEP.replace(
+    SEND,
+    """        for place, (parameter, owner) in enumerate(self.owner.items()):
+            new = parameter.detach().clone()
+            dist.broadcast(new, src=owner)
+            self.parameters = [*self.parameters[:place], nn.Parameter(new), *self.parameters[place + 1 :]]
+""",
+)
+
 STEP_COURSE = """
 from ddp_course.beyond.sharded_optimizer import ShardedOptimizer
 
@@ -353,6 +362,17 @@ CUT_GATHERED = CUT.replace(
 CUT_OTHER_WAY = CUT.replace("part(first.weight, 0)", "part(first.weight, 1)")
 CUT_OTHER_ORDER = CUT.replace("[rank].clone()", "[world_size - 1 - rank].clone()")
 CUT_WHOLE_KEPT = CUT.replace("        self.rank,", "        self.whole = second\n        self.rank,")
+CUT_VIEWS = CUT.replace("[rank].clone()", "[rank]")
+CUT_VIEWS_OF_A_COPY = CUT.replace(
+    "tensor.detach().chunk(world_size, dim)[rank].clone()", "tensor.detach().clone().chunk(world_size, dim)[rank]"
+)
+CUT_BIAS_ON_RANK_0 = CUT_BIAS_EVERYWHERE.replace(
+    "self.second_weight, self.second_bias))", "self.second_weight, None if self.rank else self.second_bias))"
+)
+CUT_BIAS_DIVIDED = CUT_BIAS_EVERYWHERE.replace(
+    "self.second_weight, self.second_bias))", "self.second_weight, self.second_bias / self.world_size))"
+)
+CUT_BIAS_AFTER_ON_RANK_0 = CUT.replace(" + self.second_bias\n", " + (0 if self.rank else self.second_bias)\n")
 CUT_WHOLE_LAYERS = """
 class CutLayers(nn.Module):
     def __init__(self, rank, world_size, first, second):
@@ -424,6 +444,17 @@ WRONG = [
     ),
     Wrong(
         "17.1",
+        "the bytes rounded up",
+        BYTES.replace("(parameters + world_size - 1) // world_size, parameters", "1, world_size")
+        .replace("a * number", "-(-a * number * parameters // world_size)")
+        .replace("b * gradient", "-(-b * gradient * parameters // world_size)")
+        .replace("c * state", "-(-c * state * parameters // world_size)"),
+        ("uneven",),
+        "the bytes are rounded up",
+    ),
+    Wrong("17.1", "half a master copy", BYTES.replace("12)", "10)"), ALL, "the master copy is float32: 4 bytes"),
+    Wrong(
+        "17.1",
         "floats",
         BYTES.replace("(parameters + world_size - 1) // world_size", "parameters / world_size"),
         ("zero1", "zero2", "zero3", "uneven"),
@@ -475,8 +506,9 @@ WRONG = [
     Wrong("17.2", "sent twice", STEP_TWICE, ("messages",), "nothing twice"),
     Wrong("17.2", "all from rank 0", STEP_FROM_0, ("values",), "from its owner"),
     Wrong("17.2", "the last rank leaves", STEP_LAST_RANK_LEAVES, ALL, "that another one never calls", 2.0),
-    Wrong("17.2", "only the owner broadcasts", STEP_OWN_ONLY, ALL, "", 2.0),
+    Wrong("17.2", "only the owner broadcasts", STEP_OWN_ONLY, ALL, "each broadcast, the owner and", 2.0),
     Wrong("17.2", "an error swallowed", STEP_SWALLOWS, ("values", "messages"), "has not arrived"),
+    Wrong("17.2", "a new object for the value", STEP_REBOUND, ("values",), "and write it into the parameter"),
     Wrong("17.2", "into a leaf", STEP_LEAF, ALL, "use parameter.detach(), or torch.no_grad()"),
     Wrong("17.2", "the course's own", STEP_COURSE, ALL, "this exercise is to write what it does"),
     Wrong("17.2", "an endless loop", STEP_FOREVER, ALL, "endless loop", 1.0),
@@ -503,6 +535,17 @@ WRONG = [
     Wrong("17.3", "cut the other way", CUT_OTHER_WAY, ALL, "torch stores a weight as (outputs, inputs)"),
     Wrong("17.3", "parts in another order", CUT_OTHER_ORDER, ("parts", "gradients"), "in order"),
     Wrong("17.3", "the whole layer kept", CUT_WHOLE_KEPT, ("parts",), "no whole layer as an attribute"),
+    Wrong("17.3", "views of the layers", CUT_VIEWS, ("parts",), "a view keeps all of the tensor alive"),
+    Wrong("17.3", "views of a whole copy", CUT_VIEWS_OF_A_COPY, ("parts",), "a view keeps all of the tensor alive"),
+    Wrong("17.3", "the bias on rank 0", CUT_BIAS_ON_RANK_0, ("gradients",), "after the sum, on every rank"),
+    Wrong("17.3", "a W-th of the bias", CUT_BIAS_DIVIDED, ("gradients",), "after the sum, on every rank"),
+    Wrong(
+        "17.3",
+        "the bias after the sum on rank 0 alone",
+        CUT_BIAS_AFTER_ON_RANK_0,
+        ("bias", "gradients"),
+        "it after the sum, on every rank",
+    ),
     Wrong("17.3", "nothing cut", CUT_WHOLE_LAYERS, ("parts", "gradients", "messages"), "each rank keeps 1/W of it"),
     Wrong("17.3", "detached", CUT_DETACHED, ("input", "messages"), "no detach"),
     Wrong("17.3", "the last rank skips", CUT_LAST_RANK_SKIPS, ALL, "here one rank skips it", 2.0),

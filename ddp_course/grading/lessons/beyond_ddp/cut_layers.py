@@ -47,7 +47,8 @@ def cut_driver(rank: int, world_size: int, cls: Callable, sizes: Sizes) -> dict:
     """Run forward and backward with a bias and without; note results, parts, and what travelled."""
     notes = {}
     for name, bias in (("plain", 0.0), ("bias", 1.5)):
-        model = cls(rank, world_size, *layers(sizes, bias))
+        given = layers(sizes, bias)
+        model = cls(rank, world_size, *given)
         x, grad = batch(sizes)
         x.requires_grad_()
         with observe.Collectives() as seen:
@@ -63,6 +64,7 @@ def cut_driver(rank: int, world_size: int, cls: Callable, sizes: Sizes) -> dict:
             "backward": calls[forward:],
             "parts": {name: _part(getattr(model, name, None)) for name in NAMES},
             "others": _others(model),
+            "views": _views(model, given),
         }
     return notes
 
@@ -85,6 +87,21 @@ def _others(model: Any) -> int:
     tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
     tensors |= {id(v): v for v in vars(model).values() if isinstance(v, torch.Tensor)}
     return sum(tensor.numel() for key, tensor in tensors.items() if key not in asked)
+
+
+def _views(model: Any, given: tuple[nn.Linear, nn.Linear]) -> dict[str, int]:
+    """By name, the bytes of storage behind each part that is no copy of its own: of a layer, or of a whole copy."""
+    parts = {name: part for name in NAMES if isinstance(part := getattr(model, name, None), torch.Tensor)}
+    storages = {name: part.untyped_storage() for name, part in parts.items()}
+    layers_own = {p.untyped_storage().data_ptr() for layer in given for p in layer.parameters()}
+    # All parts may lie in one storage, as long as nothing else does.
+    unique = {storage.data_ptr(): storage.nbytes() for storage in storages.values()}
+    roomy = sum(unique.values()) > sum(part.nbytes for part in parts.values())
+    return {
+        name: storage.nbytes()
+        for name, storage in storages.items()
+        if storage.data_ptr() in layers_own or (roomy and storage.nbytes() > parts[name].nbytes)
+    }
 
 
 def cut_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
@@ -128,6 +145,10 @@ def _parts_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | None:
                 return Fault(
                     shown, short(found[1]), rank, f"the rows or columns of rank {rank} of {len(notes)}, in order"
                 )
+        for name, n_bytes in note["bias"]["views"].items():
+            n_own = 8 * _piece(name, right["bias"]["parameters"][name], rank, len(notes)).numel()
+            cause = f"a view keeps all of the tensor alive that it looks into: let {name} be a clone() of its part"
+            return Fault(f"{name} is a copy of {n_own} bytes", f"a view of {n_bytes} bytes", rank, cause)
         if note["bias"]["others"]:
             cause = "keep this rank's part alone: no whole layer as an attribute"
             return Fault("nothing else is kept", f"{note['bias']['others']} more elements", rank, cause)
@@ -167,7 +188,7 @@ def _output_cause(sizes: Sizes, found: Any, rank: int, notes: list[dict], right:
     if bias and close(numbers, expected + (world_size - 1) * bias, TOLERANCE):
         return "the second bias is added on every rank, and then summed: it counts W times. Add it after the sum"
     if bias and close(numbers, expected - bias, TOLERANCE):
-        return "the second bias is missing"
+        return "the second bias is missing: add it after the sum, on every rank"
     x, _ = batch(sizes)
     first, second = layers(sizes, bias)
     hidden = torch.tanh(x @ first.weight.T + first.bias).detach()
@@ -193,7 +214,9 @@ def _gradients_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | No
             if found is not None and close(found, expected, TOLERANCE):
                 continue
             cause = "it is the same part of the whole layer's gradient as the weight is of the weight"
-            if found is None:
+            if name == "second_bias" and (found is None or is_factor(found, expected, 1 / len(notes))):
+                cause = "add the second bias after the sum, on every rank: then each has its whole gradient"
+            elif found is None:
                 cause = "no gradient comes here: let autograd see the way from the parameter to the output"
             elif is_factor(found, expected, len(notes)):
                 cause = (

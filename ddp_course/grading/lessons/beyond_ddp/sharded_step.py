@@ -175,7 +175,10 @@ def _cause(case: Case, notes: list[dict], rank: int, step: int, number: int) -> 
     if close(found, before[number], TOLERANCE):
         if mine:
             return "its owner has not stepped it, or an old value came back over the new one"
-        return "the value of before this step: the new one has not arrived. Send after the step, from its owner"
+        return (
+            "the value of before this step: the new one has not arrived. Send after the step, from its owner, and "
+            "write it into the parameter"
+        )
     if close(found, truth(case, forgetful=True)[step][number], TOLERANCE):
         return "an optimizer made anew in each step forgets its moments; make it once, in __init__"
     if not any(note["sent"][step] for note in notes):
@@ -244,7 +247,12 @@ SHARDED_STEP = Exercise(
         (r"has no attribute 'param_groups'|has no attribute 'zero_grad'", "the optimizer here has step() alone"),
         (
             r"waited in",
-            "a rank waits in a collective that another one never calls; a broadcast wants its source and all others",
+            "a rank waits in a collective that another one never calls: every rank calls each broadcast, the owner and "
+            "the receivers",
+        ),
+        (
+            r"disagree about collective.*called broadcast.*called broadcast",
+            "every rank calls each broadcast, the owner and the receivers, in one order and with one shape",
         ),
         (
             r"(?i)different sizes|enforce fail|Connection closed|size mismatch|same shape|same size",

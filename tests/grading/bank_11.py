@@ -185,6 +185,29 @@ def train_steps(rank, world_size, model, batches, lr, pieces, amp):
     return (report / (pieces * world_size)).tolist()
 """
 
+STEPS_CONVERTED_IN_THE_WRAPPER = spoilt(
+    STEPS,
+    ("DistributedDataParallel(SyncBatchNorm.convert(model))", "SyncBatchNorm.convert(DistributedDataParallel(model))"),
+)
+
+FORWARDS_FIRST = """
+def train_steps(rank, world_size, model, batches, lr, pieces, amp):
+    replica = DistributedDataParallel(SyncBatchNorm.convert(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for x, labels in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            scores = [replica(part) for part in x.chunk(pieces)]
+        loss = sum(F.cross_entropy(s.to(x.dtype), l) for s, l in zip(scores, labels.chunk(pieces))) / pieces
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        losses.append(total.item() / world_size)
+    return losses
+"""
+
 RIGHT = [
     Right("11.1", "steps as the unit", RATE),
     Right("11.1", "epochs as the unit, a tensor, the square of a cosine", RATE_BY_EPOCHS),
@@ -196,6 +219,7 @@ RIGHT = [
     Right("11.3", "DDP with no_sync", STEPS),
     Right("11.3", "no DDP, one message by hand", STEPS_BY_HAND),
     Right("11.3", "losses reduced at the end, gradients divided", STEPS_SYNC_AT_THE_END),
+    Right("11.3", "converted after it was wrapped", STEPS_CONVERTED_IN_THE_WRAPPER),
 ]
 
 RISE = "        return base_lr + (peak - base_lr) * step / warm\n"
@@ -271,13 +295,34 @@ WRONG = [
     ),
     Wrong(
         "11.1",
+        "rows that the ranks do not share",
+        spoilt(RATE, ("math.ceil(rows / batch)", "math.ceil(rows / local_batch)")),
+        ("warmup", "cosine", "steps"),
+        "the ranks share the rows",
+    ),
+    Wrong(
+        "11.1",
+        "the rate is 0 at the last step",
+        spoilt(RATE, ("(end - warm)", "(end - 1 - warm)")),
+        ("cosine", "steps"),
+        "one step after the last step",
+    ),
+    Wrong(
+        "11.1",
+        "divides by a warm-up of 0",
+        spoilt(RATE, ("step < warm", "step <= warm")),
+        ("warmup",),
+        "there is no warm-up to divide by",
+    ),
+    Wrong(
+        "11.1",
         "a scheduler that counts its calls",
         RATE.replace("def rate_at", "calls = []\n\n\ndef formula")
         + """
 
 def rate_at(step, *settings):
     calls.append(step)
-    return formula(max(step, len(calls) - 1) if len(calls) > 13 else step, *settings)
+    return formula(max(step, len(calls) - 1) if len(calls) > 14 else step, *settings)
 """,
         ("pure",),
         "the function remembers something",
@@ -345,7 +390,7 @@ def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_b
         "the epoch is forgotten",
         spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "seed * 10**8 + row")),
         ("other",),
-        "a row moves alike in every epoch",
+        "a row moves alike in every epoch: the epoch is not in the mix",
     ),
     Wrong(
         "11.2",
@@ -370,6 +415,34 @@ def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_b
     ),
     Wrong(
         "11.2",
+        "rolled, so the other lines are not looked at",
+        SHIFTED.partition("    result =")[0] + "    return image.roll((down, right), (1, 2))\n",
+        ALL,
+        "found: not looked at",
+    ),
+    Wrong(
+        "11.2",
+        "the image itself where nothing moves",
+        spoilt(SHIFTED, (DRAWN, DRAWN + "    if down == right == 0:\n        return image\n")),
+        ("moved",),
+        "return a new tensor, also where nothing moves",
+    ),
+    Wrong(
+        "11.2",
+        "the seed above torch's 32 bits",
+        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "(seed << 40) | (epoch << 14) | row")),
+        ("other",),
+        "it lies above the 32 bits of a seed that torch's CPU generator reads",
+    ),
+    Wrong(
+        "11.2",
+        "the high bits of the seed above torch's 32 bits",
+        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "(seed << 28) | (epoch << 14) | row")),
+        ("other",),
+        "seed 8192 moves as seed 0",
+    ),
+    Wrong(
+        "11.2",
         "not moved at all, and the process ends",
         "\ndef shifted(image, seed, epoch, row, most):\n    os._exit(0)\n",
         ALL,
@@ -391,7 +464,7 @@ def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_b
             ("DistributedDataParallel(SyncBatchNorm.convert(model))", "SyncBatchNorm.convert(model)"),
             (NO_SYNC, "contextlib.nullcontext()"),
         ),
-        ("weights", "norm", "messages", "loss"),
+        ("weights", "messages", "loss"),
         "the gradients are not averaged over the ranks",
     ),
     Wrong(
@@ -405,15 +478,70 @@ def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_b
         "11.3",
         "the last piece is not sent either",
         spoilt(STEPS, (NO_SYNC, "replica.no_sync()")),
-        ("weights", "norm", "messages", "loss"),
+        ("weights", "messages", "loss"),
         "the gradients are not averaged over the ranks",
     ),
     Wrong(
         "11.3",
         "not divided by the pieces",
         spoilt(STEPS, ("wanted) / pieces", "wanted)"), ("item() / world_size", "item() / world_size / pieces")),
-        ("weights", "norm", "loss"),
+        ("weights", "loss"),
         "divide each loss by `pieces`",
+    ),
+    Wrong(
+        "11.3",
+        "not divided by the pieces, the losses neither",
+        spoilt(STEPS, ("wanted) / pieces", "wanted)")),
+        ("weights", "loss"),
+        "that is the sum over the pieces",
+    ),
+    Wrong(
+        "11.3",
+        "the gradients are never zeroed",
+        spoilt(STEPS, ("        optimizer.zero_grad()\n", "")),
+        ("weights", "loss"),
+        "old gradients are still there",
+    ),
+    Wrong(
+        "11.3",
+        "the gradients are zeroed between the pieces",
+        spoilt(
+            STEPS,
+            (
+                "                loss.backward()\n",
+                "                optimizer.zero_grad()\n                loss.backward()\n",
+            ),
+        ),
+        ("weights", "loss"),
+        "zero them once a batch",
+    ),
+    Wrong(
+        "11.3",
+        "in eval mode",
+        spoilt(STEPS, ("    replica =", "    model.eval()\n    replica =")),
+        ("weights", "norm", "loss"),
+        "goes through the model, in train mode",
+    ),
+    Wrong(
+        "11.3",
+        "split in place of chunk",
+        spoilt(STEPS, ("x.chunk(", "x.split("), ("labels.chunk(", "labels.split(")),
+        ("pieces", "weights", "norm", "messages", "loss"),
+        "split(pieces) cuts parts of `pieces` rows",
+    ),
+    Wrong(
+        "11.3",
+        "the batch is not split",
+        spoilt(STEPS, ("    replica =", "    pieces = 1\n    replica =")),
+        ("pieces", "weights", "norm", "loss"),
+        "the batch is not split",
+    ),
+    Wrong(
+        "11.3",
+        "all forward passes, and one backward",
+        FORWARDS_FIRST,
+        ("pieces",),
+        "call backward() for each piece before the next forward pass",
     ),
     Wrong(
         "11.3",

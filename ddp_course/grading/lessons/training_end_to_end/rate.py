@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
 from ddp_course.grading.compare import close, flat, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
+
+DIVIDED = "ZeroDivisionError"
+NO_WARMUP = "with warmup 0 there is no warm-up to divide by; ask `step < warm-up steps` first"
+
+UNSHARED = "the ranks share the rows: an epoch has rows / (local_batch * world_size) steps, rounded up"
 
 
 class Case(NamedTuple):
@@ -34,9 +40,18 @@ class Case(NamedTuple):
 
 def driver(rank: int, world_size: int, function: Callable, cases: list[Case]) -> list[Any]:
     """Return the learner's rates, asked in order, and once more from the last to the first."""
-    forth = [plain(function(*case)) for case in cases]
-    back = [plain(function(*case)) for case in reversed(cases)]
+    forth = [_asked(function, case) for case in cases]
+    back = [_asked(function, case) for case in reversed(cases)]
     return [forth, back[::-1]]
+
+
+def _asked(function: Callable, case: Case) -> Any:
+    try:
+        return plain(function(*case))
+    except ZeroDivisionError:
+        if case.warmup:
+            raise
+        return DIVIDED  # it costs the cases without a warm-up, and no others
 
 
 def right(case: Case, **other: float) -> float:
@@ -52,20 +67,33 @@ def right(case: Case, **other: float) -> float:
 
 
 def rate_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """The first step without a warm-up, the warm-up, the cosine, and rows that do not fill the last batch."""
+    """Near the peak, without a warm-up; the warm-up, the cosine, and rows that do not fill the last batch."""
     even = [_settings(rng, uneven=False) for _ in range(3)]
-    peaks = [case._replace(warmup=0.0, step=0) for case in even]
+    # So many epochs that step 1 is at the peak still, whatever the curve. Step 0 is a case of its own: `step <= warm`.
+    peaks = [case._replace(warmup=0.0, step=1, epochs=900) for case in even]
+    at_once = [even[0]._replace(warmup=0.0, step=0)]
     rising = [_at(rng, case, 0.2, 0.9) for case in even]
     # Here the scale is 1, so that a slip in the scaling costs no points that belong to the cosine.
     falling = [_at(rng, _unscaled(case), 1.3, 0.95 * case.epochs / case.warmup) for case in even]
     odd = [_at(rng, _unscaled(_settings(rng, uneven=True)), 1.5, 1.9) for _ in range(4)]
-    cases = peaks + rising + falling + odd
+    cases = peaks + rising + at_once + falling + odd
     forth, back = answer.run(driver, 1, cases, init=False)[0]
-    yield "peak", _first(_peak_slips, cases[:3], forth[:3])
-    yield "warmup", _first(_warmup_slips, cases[3:6], forth[3:6])
-    yield "cosine", _first(_cosine_slips, cases[6:9], forth[6:9])
-    yield "steps", _first(_step_slips, cases[9:], forth[9:])
+    for key, fault in _lines(cases, forth):
+        yield key, fault and replace(fault, cause=UNSHARED) if _shares_nothing(rising, forth[3:6]) else fault
     yield "pure", _pure_fault(cases, forth, back)
+
+
+def _shares_nothing(rising: list[Case], found: list[Any]) -> bool:
+    """Whether the warm-up has as many steps as one rank alone would take. The other cases cannot tell for sure."""
+    alone = [right(case, steps=case.rows / case.local_batch) for case in rising]
+    return all(close(rate, value, 1e-5) for rate, value in zip(found, alone, strict=True))
+
+
+def _lines(cases: list[Case], forth: list[Any]) -> Iterator[tuple[str, Fault | None]]:
+    yield "peak", _first(_peak_slips, cases[:3], forth[:3], 1e-3)
+    yield "warmup", _first(_warmup_slips, cases[3:7], forth[3:7])
+    yield "cosine", _first(_cosine_slips, cases[7:10], forth[7:10])
+    yield "steps", _first(_step_slips, cases[10:], forth[10:])
 
 
 def _settings(rng: Random, *, uneven: bool) -> Case:
@@ -86,19 +114,22 @@ def _at(rng: Random, case: Case, low: float, high: float) -> Case:
     return case._replace(step=rng.randint(math.ceil(low * warm), math.floor(high * warm)))
 
 
-def _first(slips_of: Callable, cases: list[Case], found: list[Any]) -> Fault | None:
-    return next(filter(None, (_fault(slips_of, case, rate) for case, rate in zip(cases, found, strict=True))), None)
+def _first(slips_of: Callable, cases: list[Case], found: list[Any], tolerance: float = 1e-6) -> Fault | None:
+    faults = (_fault(slips_of, case, rate, tolerance) for case, rate in zip(cases, found, strict=True))
+    return next(filter(None, faults), None)
 
 
-def _fault(slips_of: Callable, case: Case, rate: Any) -> Fault | None:
+def _fault(slips_of: Callable, case: Case, rate: Any, tolerance: float) -> Fault | None:
     said = ", ".join(f"{name} {value:g}" for name, value in case._asdict().items())
     numbers = flat(rate)
+    if rate == DIVIDED or (numbers and not case.warmup and not math.isfinite(numbers[0])):
+        return Fault(f"{said}: {right(case):.6g}", rate if rate == DIVIDED else short(rate), cause=NO_WARMUP)
     if numbers is None or len(numbers) != 1 or not math.isfinite(numbers[0]):
         return Fault(f"{said}: one number", short(rate), cause="return the learning rate of the step, a float")
-    if close(rate, right(case), 1e-6):
+    if close(rate, right(case), tolerance):
         return None
     slips = [(value, words) for value, words in (*slips_of(case), *_peak_slips(case)) if math.isfinite(value)]
-    cause = next((words for value, words in slips if close(rate, value, 1e-5)), "")
+    cause = next((words for value, words in slips if close(rate, value, max(tolerance, 1e-5))), "")
     return Fault(f"{said}: {right(case):.6g}", short(numbers[0]), cause=cause or _part(case))
 
 
@@ -125,13 +156,19 @@ def _warmup_slips(case: Case) -> list[tuple[float, str]]:
     peak = case.base_lr * case.local_batch * case.world_size / case.base_batch
     return [
         (peak, "there is no warm-up: for the first `warmup` epochs the rate rises"),
-        (case.base_lr, "the rate stays at base_lr during the warm-up; it rises step by step"),
+        (case.base_lr, "the rate stays at base_lr during the warm-up; it rises to the scaled peak"),
         (right(case, first=0.0), "the warm-up begins at base_lr, not at 0, at which the first step would do nothing"),
         (right(case, ahead=1), "step 0 has base_lr itself: rise by step / warm-up steps, not by step + 1"),
         (right(case, first=0.0, ahead=1), "the warm-up begins at base_lr, at step 0"),
         (right(case, warm=case.warmup), "`warmup` counts epochs; multiply by the steps of an epoch"),
         (right(case, warm=0.0), "there is no warm-up: for the first `warmup` epochs the rate rises"),
+        *_unshared(case),
     ]
+
+
+def _unshared(case: Case) -> list[tuple[float, str]]:
+    each = case.rows / case.local_batch
+    return [(right(case, steps=steps), UNSHARED) for steps in (math.ceil(each), math.floor(each), each)]
 
 
 def _cosine_slips(case: Case) -> list[tuple[float, str]]:
@@ -147,10 +184,13 @@ def _cosine_slips(case: Case) -> list[tuple[float, str]]:
         (peak * math.cos(math.pi * x / 2), "that is a quarter of a wave: (1 + cos(pi * x)) / 2"),
         (peak * (1 - x), "that is a straight line down; the cosine falls slowly at first and at last"),
         (peak, "after the warm-up the rate falls along a cosine, to 0 at the end"),
+        (right(case, end=end - 1), "x is 1 at the end of the last epoch, one step after the last step"),
+        (right(case, end=end + 1), "x is 1 at the end of the last epoch, which is step epochs * steps of an epoch"),
         (right(case, end=case.epochs), "`epochs` counts epochs; multiply by the steps of an epoch"),
         (right(case, warm=case.warmup), "`warmup` counts epochs; multiply by the steps of an epoch"),
         (right(case, warm=math.floor(warm)), "the warm-up's length need not be a whole number of steps: do not round"),
         (right(case, warm=math.ceil(warm)), "the warm-up's length need not be a whole number of steps: do not round"),
+        *_unshared(case),
     ]
 
 
@@ -162,16 +202,14 @@ def _step_slips(case: Case) -> list[tuple[float, str]]:
         (right(case, steps=case.rows / batch), rounded_up),
         (right(case, steps=round(case.rows / batch)), rounded_up),
         (right(case, steps=case.rows // batch + 2), rounded_up),
-        (right(case, steps=math.ceil(case.rows / case.local_batch)), "the ranks share the rows: an epoch has fewer "
-         "steps with more ranks"),
         *_warmup_slips(case),
         *_cosine_slips(case),
-    ]  # fmt: skip
+    ]
 
 
 def _pure_fault(cases: list[Case], forth: list[Any], back: list[Any]) -> Fault | None:
     for case, one, two in zip(cases, forth, back, strict=True):
-        if one != two:
+        if repr(one) != repr(two):  # nan is not equal to itself
             found = f"step {case.step}: first {short(one)}, then {short(two)}"
             cause = "the function remembers something; compute the rate from the arguments alone"
             return Fault("the same rate whenever the same step is asked for", found, cause=cause)
@@ -192,8 +230,5 @@ RATE = Exercise(
     ),
     rate_judge,
     refused=("ddp_course.schedule.share_of_rate",),
-    hints=(
-        (r"ZeroDivisionError", "with warmup 0 there is no warm-up to divide by; ask `step < warm-up steps` first"),
-        (r"no result after", "a loop that never ends; the rate is a formula, no loop is needed"),
-    ),
+    hints=((r"no result after", "a loop that never ends; the rate is a formula, no loop is needed"),),
 )

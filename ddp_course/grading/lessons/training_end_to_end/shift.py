@@ -21,6 +21,9 @@ from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
 
 SIDE, MOST, GRID = 11, 4, 30
+HIGH = 2**13  # the highest bit of a number below 10,000
+UNREAD = ", or it lies above the 32 bits of a seed that torch's CPU generator reads"
+NOT_LOOKED_AT = Fault(found="not looked at", cause="the first line says what is wrong")
 APART = (1, 10, 100, 1000)  # rows between two that a weak mix gives the same shift, when the epoch or the seed differs
 
 Place = tuple[int, int, int]  # seed, epoch, row
@@ -37,14 +40,20 @@ def driver(rank: int, world_size: int, function: Callable, places: list[Place], 
         generator(17 + rank)
     before, given = _generators(), picture()
     shifts: list[Any] = [None] * len(places)
+    shared = None
     for number in orders[rank]:
         image = picture()
-        shifts[number] = decoded(function(image, *places[number], MOST), given)
+        result = function(image, *places[number], MOST)
+        shifts[number] = decoded(result, given)
         if not torch.equal(image, given):
             shifts[number] = "the image that was given is changed; return a new one"
         if isinstance(shifts[number], str):
             break
-    return {"shifts": shifts, "touched": [name for name, state in _generators().items() if state != before[name]]}
+        result.detach().zero_()
+        if not torch.equal(image, given):
+            shared = shifts[number]
+    touched = [name for name, state in _generators().items() if state != before[name]]
+    return {"shifts": shifts, "shared": shared, "touched": touched}
 
 
 def wide_driver(rank: int, world_size: int, function: Callable, place: Place) -> list[Any]:
@@ -95,7 +104,7 @@ def shift_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
     seed, epoch, row = rng.randint(5, 3000), rng.randint(5, 3000), rng.randint(1500, 5000)
     grid = [(seed, epoch + e, row + r) for e in range(GRID) for r in range(GRID)]
     near = [(seed + s, epoch + e, row + r) for e, r, s in _neighbours()]
-    zeros = [(0, 0, r) for r in range(40)]
+    zeros = [(0, 0, r) for r in range(40)] + [far for r in range(GRID) for far in _far(r)]
     spread = [(seed, rng.randint(0, 9999), rng.randint(0, 9999)) for _ in range(GRID**2)]
     places = list(dict.fromkeys(grid + near + zeros + spread))
     orders = [list(range(len(places))), rng.sample(range(len(places)), len(places))]
@@ -103,10 +112,10 @@ def shift_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None
     one, two = answer.run(driver, 2, places, orders, init=False)
     shifts = dict(zip(places, one["shifts"], strict=True))
     form = _form_fault([*one["shifts"], *two["shifts"], *wide], wide)
-    yield "moved", form
+    yield "moved", form or _shared_fault(one["shared"])
     if form:
         for key in ("same", "other", "even", "global"):
-            yield key, Fault("images that are moved", "see above", cause="the first check says what is wrong")
+            yield key, NOT_LOOKED_AT
         return
     yield "same", _same_fault(places, one["shifts"], two["shifts"])
     yield "other", _other_fault(shifts, (seed, epoch, row))
@@ -120,6 +129,19 @@ def _neighbours() -> list[Place]:
     by_epoch = [(1, r - apart, 0) for r in rows for apart in APART]
     by_seed = [(0, r - apart, 1) for r in rows for apart in (0, *APART)] + [(e - 1, r, 1) for e in rows for r in (0, 9)]
     return by_epoch + by_seed
+
+
+def _far(row: int) -> list[Place]:
+    """Places that differ from (0, 0, row) in one high bit; two of the three do not fit into 32 bits side by side."""
+    return [(HIGH, 0, row), (0, HIGH, row), (0, 0, HIGH + row)]
+
+
+def _shared_fault(shared: Shift | None) -> Fault | None:
+    if shared is None:
+        return None
+    found = f"writing into the result changes `image`, when it is moved by {shared}"
+    cause = "return a new tensor, also where nothing moves: image.clone()"
+    return Fault("a new tensor, whose memory is its own", found, cause=cause)
 
 
 def _form_fault(shifts: list[Any], wide: list[Any]) -> Fault | None:
@@ -156,9 +178,12 @@ def _other_fault(shifts: dict[Place, Shift], first: Place) -> Fault | None:
         return sum(shifts[a] == shifts[b] for a, b in pairs) > len(pairs) / 4 + 2
 
     told = [
-        ([((seed, e, r), (seed, e, r + 1)) for e, r in grid], "all rows move alike; the row must be in the mix"),
-        ([((seed, e, r), (seed, e + 1, r)) for e, r in grid], "a row moves alike in every epoch; mix the epoch in"),
-        ([((seed, epoch, row + r), (seed + 1, epoch, row + r)) for r in range(GRID)], "the seed is not in the mix"),
+        ([((seed, e, r), (seed, e, r + 1)) for e, r in grid], "all rows move alike: the row is not in the mix"
+         f"{UNREAD}"),
+        ([((seed, e, r), (seed, e + 1, r)) for e, r in grid], "a row moves alike in every epoch: the epoch is not in "
+         f"the mix{UNREAD}"),
+        ([((seed, epoch, row + r), (seed + 1, epoch, row + r)) for r in range(GRID)], "the seed is not in the mix"
+         f"{UNREAD}"),
         ([((0, 0, 0), (0, 0, r)) for r in range(1, 40)], "in epoch 0, or with seed 0, all rows move alike: a product "
          "of the three is no mix"),
         ([((seed, e, r + 1), (seed, e + 1, r)) for e, r in grid], "row 5 of epoch 0 moves as row 4 of epoch 1: a sum "
@@ -170,6 +195,9 @@ def _other_fault(shifts: dict[Place, Shift], first: Place) -> Fault | None:
         said = f"the numbers meet again {apart} rows apart: the factors before seed and epoch are too small for that"
         told.append(([((seed, epoch, row + r), (seed, epoch + 1, row + r - apart)) for r in range(GRID)], said))
         told.append(([((seed, epoch, row + r), (seed + 1, epoch, row + r - apart)) for r in range(GRID)], said))
+    for which, name in enumerate(("seed", "epoch", "row")):
+        said = f"{name} {HIGH} moves as {name} 0: torch's CPU generator reads 32 bits of a seed, and drops the others"
+        told.append(([((0, 0, r), _far(r)[which]) for r in range(GRID)], said))
     cause = next((words for pairs, words in told if agree(pairs)), None)
     return cause and Fault("another seed, epoch or row moves otherwise", "many move alike", cause=cause)
 

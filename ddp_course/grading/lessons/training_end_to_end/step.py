@@ -41,6 +41,36 @@ class Noting(nn.Module):
         return y
 
 
+class Watch:
+    """Notes the rows of each forward pass, how many wait for their backward, and statistics after the first step."""
+
+    def __init__(self, model: nn.Sequential, pieces: int) -> None:
+        self.model, self.pieces = model, pieces
+        self.rows: list[int] = []
+        self.waiting = self.most_waiting = 0
+        self.first_statistics: dict[str, list[float]] = {}
+        model[0].register_forward_pre_hook(self._begins)
+        model[3].register_forward_hook(self._ends)
+
+    def _begins(self, layer: nn.Module, args: tuple) -> None:
+        self.rows.append(len(args[0]))
+
+    def _ends(self, layer: nn.Module, args: tuple, y: torch.Tensor) -> None:
+        if len(self.rows) == self.pieces:  # the weights are still those of the beginning
+            self.first_statistics = running(self.model)
+        if y.requires_grad:
+            self.waiting += 1
+            self.most_waiting = max(self.most_waiting, self.waiting)
+            y.register_hook(self._goes_back)
+
+    def _goes_back(self, gradient: torch.Tensor) -> None:
+        self.waiting -= 1
+
+
+def running(model: nn.Module) -> dict[str, list[float]]:
+    return {name: plain(value.double()) for name, value in model.state_dict().items() if "running" in name}
+
+
 def network(seed: int, number: torch.dtype) -> nn.Sequential:
     torch.manual_seed(seed)
     layers = [Noting(FEATURES, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU(), Noting(HIDDEN, CLASSES)]
@@ -66,32 +96,38 @@ def driver(rank: int, world_size: int, function: Callable, seeds: list[int], pla
     steps, rows, pieces = plan
     model = network(seeds[0], number)
     layers = [model[0], model[3]]  # the learner may replace modules, not these
-    batches = batches_of(seeds[1 + rank], rows, steps, number)
+    batches, watch = batches_of(seeds[1 + rank], rows, steps, number), Watch(model, pieces)
     with observe.Collectives() as seen:
         losses = function(rank, world_size, model, batches, LR, pieces, amp)
     state = {name: plain(value.double()) for name, value in model.state_dict().items() if "num_" not in name}
     return {
         "losses": plain(losses),
         "state": state,
+        "first_statistics": watch.first_statistics,
+        "rows": watch.rows,
+        "most_waiting": watch.most_waiting,
         "numbers": sorted({str(p.dtype) for p in model.parameters()}),
         "formats": sorted(set.union(*(layer.formats for layer in layers))),
         "bytes": sum(call.n_bytes for call in seen.calls if call.op != "broadcast"),
     }
 
 
-def one_process(seeds: list[int], plan: tuple, *, whole: bool = True, count: int | None = None) -> dict:
-    """Train in this process, in float64. `whole`: piece k of all ranks together; otherwise those of rank 0 alone."""
+def one_process(seeds: list[int], plan: tuple, slip: str = "") -> dict:
+    """Train in this process, in float64, on piece k of all ranks together; with a slip, if one is named."""
     steps, rows, pieces = plan
     model = network(seeds[0], torch.float64)
-    by_rank = [batches_of(seed, rows, steps, torch.float64) for seed in (seeds[1:] if whole else seeds[1:2])]
+    by_rank = [batches_of(seed, rows, steps, torch.float64) for seed in seeds[1:]]
     losses = []
     for step in range(steps):
-        model.zero_grad()
-        parts = [[t.chunk(pieces) for t in batches[step]] for batches in by_rank]
+        if slip != "kept":
+            model.zero_grad()
+        parts = [[_cut(t, pieces, slip) for t in batches[step]] for batches in by_rank]
         total = 0.0
         for k in range(pieces):
             x, labels = (torch.cat([part[which][k] for part in parts]) for which in (0, 1))
-            loss = F.cross_entropy(model(x), labels) / (count or pieces)
+            loss = F.cross_entropy(model(x), labels) / (1 if slip == "undivided" else pieces)
+            if slip == "zeroed":
+                model.zero_grad()
             loss.backward()
             total += loss.item()
         losses.append(total)
@@ -102,16 +138,30 @@ def one_process(seeds: list[int], plan: tuple, *, whole: bool = True, count: int
     return {"losses": losses, "state": state}
 
 
+def _cut(rows: torch.Tensor, pieces: int, slip: str) -> tuple[torch.Tensor, ...]:
+    return tuple(rows[k::pieces] for k in range(pieces)) if slip == "dealt" else rows.chunk(pieces)
+
+
+def first_statistics(seeds: list[int], plan: tuple) -> dict[str, list[float]]:
+    """Return the running statistics after the pieces of the first batch, of the ranks whose seeds are given."""
+    state = one_process(seeds, (1, *plan[1:]))["state"]
+    return {name: value for name, value in state.items() if "running" in name}
+
+
 def step_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
     """Exactly, in float64, on two or three ranks; then in bfloat16."""
-    world_size, pieces = rng.choice((2, 3)), rng.choice((2, 3))
+    world_size = rng.choice((2, 3))
+    pieces = 5 - world_size  # another number, so that a factor between two losses has one meaning
     seeds, plan = rng.sample(range(1000), world_size + 1), (3, 8 * pieces, pieces)
     notes = answer.run(driver, world_size, seeds, plan, False, True, init=True)
     right = one_process(seeds, plan)
-    yield "weights", _weights_fault(notes, right, seeds, plan)
-    yield "norm", _norm_fault(notes, right)
+    yield "pieces", _pieces_fault(notes, plan)
+    weights = _weights_fault(notes, right, seeds, plan)
+    yield "weights", weights
+    norm = _norm_fault(notes, right, seeds, plan, follow=weights is not None)
+    yield "norm", norm
     yield "messages", _messages_fault(notes, plan)
-    yield "loss", _loss_fault(notes, right, plan)
+    yield "loss", _loss_fault(notes, right, plan, follow=norm is not None)
     pairs = [answer.run(driver, 2, seeds[:3], plan, amp, False, init=True)[0] for amp in (True, False)]
     yield "amp", _amp_fault(*pairs)
 
@@ -120,6 +170,32 @@ def _split(state: dict) -> tuple[list, list]:
     """Return weights, and running statistics."""
     running = {name: value for name, value in state.items() if "running" in name}
     return [value for name, value in sorted(state.items()) if name not in running], list(running.values())
+
+
+def _pieces_fault(notes: list[dict], plan: tuple) -> Fault | None:
+    steps, rows, pieces = plan
+    for rank, note in enumerate(notes):
+        if note["rows"] != [rows // pieces] * pieces * steps:
+            said = f"{pieces} forward passes of {rows // pieces} rows for each of {steps} batches"
+            found = f"{len(note['rows'])} forward passes, rows: {short(note['rows'])}"
+            return Fault(said, found, rank, _wrong_size(note, plan))
+        if note["most_waiting"] > 1:
+            cause = "call backward() for each piece before the next forward pass; then only one piece needs memory"
+            return Fault("one piece at a time", f"{note['most_waiting']} forward passes wait for backward", rank, cause)
+    return None
+
+
+def _wrong_size(note: dict, plan: tuple) -> str:
+    """Return why the pieces have another size than they should, or "" when they have theirs."""
+    _, rows, pieces = plan
+    sizes = set(note["rows"])
+    if sizes <= {rows // pieces}:
+        return ""
+    if sizes == {pieces}:
+        return "the pieces have the wrong size: split(pieces) cuts parts of `pieces` rows, chunk(pieces) `pieces` parts"
+    if sizes == {rows}:
+        return "the batch is not split: `pieces` parts, each with statistics of its own"
+    return "the pieces have the wrong size: `pieces` equal parts, in order, one forward pass for each"
 
 
 def _weights_fault(notes: list[dict], right: dict, seeds: list[int], plan: tuple) -> Fault | None:
@@ -136,28 +212,44 @@ def _weights_fault(notes: list[dict], right: dict, seeds: list[int], plan: tuple
     if close(first, start[0], 1e-9):
         return Fault("trained weights", "the weights are as they were", cause="call optimizer.step() after each batch")
     slips = [
-        (one_process(seeds, plan, count=1), "a batch's gradient is the mean over its pieces: divide each loss by "
+        (one_process(seeds, plan, "undivided"), "a batch's gradient is the mean over its pieces: divide each loss by "
          "`pieces`"),
+        (one_process(seeds, plan, "kept"), "old gradients are still there: zero them before each batch"),
+        (one_process(seeds, plan, "zeroed"), "the gradients are zeroed between the pieces: zero them once a batch"),
+        (one_process(seeds, plan, "dealt"), "the pieces are parts in order: with 2 pieces, the first half of the rows, "
+         "then the second"),
         (one_process(seeds, (1, *plan[1:])), "only the first batch is trained"),
-        (one_process(seeds, (*plan[:2], 1)), "the batch is not split: `pieces` parts, each with statistics of its own"),
     ]  # fmt: skip
-    cause = next((said for other, said in slips if close(first, _split(other["state"])[0], 1e-8)), "")
-    if not cause and not close(_split(notes[0]["state"])[1], _split(right["state"])[1], 1e-8):
-        cause = "the statistics differ, too: convert BatchNorm to SyncBatchNorm before the model is wrapped"
+    cause = _wrong_size(notes[0], plan)
+    cause = cause or next((said for other, said in slips if close(first, _split(other["state"])[0], 1e-8)), "")
+    cause = cause or _why_other_statistics(notes[0], 0, seeds, plan)
     said = "the weights of one process that has piece k of all ranks as its piece k"
     return Fault(said, "other weights", cause=cause or "zero the gradients once a batch, and step once a batch")
 
 
-def _norm_fault(notes: list[dict], right: dict) -> Fault | None:
-    expected = _split(right["state"])[1]
+def _why_other_statistics(note: dict, rank: int, seeds: list[int], plan: tuple) -> str:
+    """Return what is wrong with BatchNorm after the first batch, or "" when that is not known."""
+    found, fresh = note["first_statistics"], running(network(seeds[0], torch.float64))
+    if not found or close(found, fresh, 1e-9):
+        return "BatchNorm's statistics are as they were: each piece goes through the model, in train mode"
+    if close(found, first_statistics([seeds[0], seeds[1 + rank]], plan), 1e-8):
+        return "each rank normalises by its own rows: model = SyncBatchNorm.convert(model)"
+    return ""
+
+
+def _norm_fault(notes: list[dict], right: dict, seeds: list[int], plan: tuple, *, follow: bool) -> Fault | None:
+    """Those after the first batch; the last ones only if the weights are right, which they `follow`."""
+    first, last = first_statistics(seeds, plan), _split(right["state"])[1]
     for rank, note in enumerate(notes):
-        found = _split(note["state"])[1]
-        if not close(found, expected, 1e-8):
-            cause = (
-                "each rank follows its own rows: SyncBatchNorm.convert(model), before the model is wrapped"
-                if not close(found[0], expected[0], 1e-3)
-                else "the statistics are nearly right; is every piece seen once, with the model in train mode?"
+        found = note["first_statistics"]
+        if not close(found, first, 1e-8):
+            cause = _wrong_size(note, plan) or _why_other_statistics(note, rank, seeds, plan)
+            cause = cause or "each piece k with the k-th pieces of all ranks, in order"
+            return Fault(
+                "after the first batch, the running mean and variance of all ranks' rows", "others", rank, cause
             )
+        if not follow and not close(_split(note["state"])[1], last, 1e-8):
+            cause = "those of the first batch are right; is every piece seen once, with the model in train mode?"
             return Fault("the running mean and variance of all ranks' rows", "others", rank, cause)
     return None
 
@@ -169,10 +261,8 @@ def _messages_fault(notes: list[dict], plan: tuple) -> Fault | None:
     most = steps * (1.4 * weights + statistics)
     for rank, note in enumerate(notes):
         if note["bytes"] > most:
-            cause = (
-                "the gradients are sent after every piece: run forward and backward of all but the last one "
-                "within replica.no_sync()"
-            )
+            cause = "the gradients are sent after every piece: run forward and backward of all but the last one "
+            cause = _wrong_size(note, plan) or cause + "within replica.no_sync()"
             found = f"{note['bytes'] / steps:,.0f} bytes in each step"
             said = f"gradients once a batch, {weights:,} bytes, and statistics, {statistics:,}"
             return Fault(said, found, rank, cause)
@@ -183,7 +273,8 @@ def _messages_fault(notes: list[dict], plan: tuple) -> Fault | None:
     return None
 
 
-def _loss_fault(notes: list[dict], right: dict, plan: tuple) -> Fault | None:
+def _loss_fault(notes: list[dict], right: dict, plan: tuple, *, follow: bool) -> Fault | None:
+    """`follow`: BatchNorm's statistics are wrong, and with them any loss."""
     expected, world_size = right["losses"], len(notes)
     for rank, note in enumerate(notes):
         found = note["losses"]
@@ -192,7 +283,8 @@ def _loss_fault(notes: list[dict], right: dict, plan: tuple) -> Fault | None:
         if not isinstance(found, list) or len(found) != plan[0]:
             cause = "return a list with one loss for each batch"
             return Fault(f"{plan[0]} losses", short(found), rank, cause)
-        ratio = factor(found, expected) or 0
+        # Wrong weights change the later losses, so the first one has to tell.
+        ratio = factor(found, expected) or factor(found[:1], expected[:1]) or 0
         told = {
             world_size: "that is the sum over the ranks; divide by the world size",
             plan[2]: "that is the sum over the pieces; divide by `pieces`",
@@ -203,6 +295,8 @@ def _loss_fault(notes: list[dict], right: dict, plan: tuple) -> Fault | None:
             cause = "this rank's own loss; average it over the ranks with an all_reduce"
         if not cause and close(found[:1], expected[:1], 1e-7):
             cause = "the first is right; the others follow the weights, which are not"
+        cause = cause or _wrong_size(note, plan)
+        cause = cause or ("they follow BatchNorm's statistics, which are not right" if follow else "")
         cause = cause or "the mean over all pieces, and over all ranks"
         return Fault(f"losses {short(expected)}", short(found), rank, cause)
     return None
@@ -227,11 +321,12 @@ STEP = Exercise(
     "train_steps",
     35,
     (
+        Check("pieces", "one piece at a time", 1),
         Check("weights", "the weights of one process", 2),
         Check("norm", "BatchNorm's statistics are those of all ranks", 1),
         Check("messages", "gradients travel once a batch", 1),
         Check("loss", "the losses, over pieces and ranks", 1),
-        Check("amp", "bfloat16 where it is asked for, and only there", 2),
+        Check("amp", "bfloat16 where it is asked for, and only there", 1),
     ),
     step_judge,
     hints=(

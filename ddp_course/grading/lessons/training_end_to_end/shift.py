@@ -3,7 +3,7 @@
 The image has another value in each pixel, so a result tells how far it was moved. Two processes ask for the same rows
 in other orders, each after other random numbers of its own.
 
-Read next: `step.py`.
+Read next: `training.py`.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ Source: Schulman et al. 2017 (arXiv 1707.06347).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,8 +33,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.groups import my_device, process_group
-from ddp_course.launch import RankError, launch
+from ddp_course.groups import my_device
+from ddp_course.program import add_options, equality, run_program
 from ddp_course.rollouts import SOLVED, Player, Rollout, advantages, log_probability, mean_return
 from ddp_course.train import checksum
 
@@ -243,65 +242,20 @@ def policy_loss(replica: nn.Module, batch: Batch, clip: float, value_weight: flo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Learn CartPole from a terminal, or as one of the ranks that torchrun has started.
+    """Learn CartPole from a terminal, or as one of the ranks that torchrun has started; solved or not, that is 0.
 
     Returns:
-        0, solved or not; 1 if a rank failed or the replicas differ; 2 for wrong options.
+        The exit status; see `program.py`.
     """
-    parser = options_parser()
-    options = parser.parse_args(argv)
-    try:
-        config = PolicyConfig(**{each.name: getattr(options, each.name) for each in fields(PolicyConfig)})
-        if "RANK" in os.environ and options.world_size is not None:
-            raise ValueError("--world-size: the launcher has started the ranks; leave it out")
-        results = join_ranks(config, options.backend) if "RANK" in os.environ else start_ranks(config, options)
-    except ValueError as error:
-        parser.error(str(error))
-    except RankError as error:
-        print(error.report, file=sys.stderr)
-        return 1
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps([asdict(result) for result in results]) if options.json else summary(results))
-    return 0 if len({result.checksum for result in results}) == 1 else 1
-
-
-def options_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ddp_course.policy_gradient",
         description="Learn CartPole on several ranks. Under torchrun, joins the ranks that are there.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--world-size", type=int, help="ranks to start (default: 2, or torchrun's)")
-    parser.add_argument("--backend", choices=["gloo", "nccl"], help="nccl if every rank has a GPU, else gloo")
-    parser.add_argument("--json", action="store_true", help="print the result of each rank as JSON")
-    for each in fields(PolicyConfig):
-        flag, says = f"--{each.name.replace('_', '-')}", each.metadata["help"]
-        kind = {"action": "store_true"} if isinstance(each.default, bool) else {"type": type(each.default)}
-        parser.add_argument(flag, default=each.default, help=says, **kind)
-    return parser
+    return run_program(add_options(parser, PolicyConfig), PolicyConfig, train_policy, summary, argv=argv)
 
 
-def start_ranks(config: PolicyConfig, options: argparse.Namespace) -> list[PolicyResult]:
-    world_size = 2 if options.world_size is None else options.world_size
-    settings = {"backend": options.backend, "start_method": "forkserver", "quiet": options.json}
-    return launch(train_policy, world_size, args=(config,), **settings)
-
-
-def join_ranks(config: PolicyConfig, backend: str | None) -> list[PolicyResult]:
-    """Be one rank of a job that a launcher has started.
-
-    Returns:
-        Every rank's result on rank 0; its own on the others.
-    Collective: the group's opening and end, all of `train_policy`, one gather_object; every rank.
-    """
-    with process_group(backend=backend) as place:
-        result = train_policy(place.rank, place.world_size, config)
-        results = [None] * place.world_size if place.rank == 0 else None
-        dist.gather_object(result, results)
-    return results or [result]
-
-
-def summary(results: list[PolicyResult]) -> str:
+def summary(config: PolicyConfig, results: list[PolicyResult]) -> str:
     """Return the story of a run: ten lines of its course, then what came of it."""
     first = results[0]
     lines = ["    steps  return" + "".join(f"  rank {result.rank}" for result in results)]
@@ -312,9 +266,7 @@ def summary(results: list[PolicyResult]) -> str:
     ranks = f"{first.world_size} rank{'s' if first.world_size > 1 else ''}"
     verdict = "solved" if first.solved else f"not solved, which takes {SOLVED:g}"
     lines.append(f"{ranks}, {first.seconds:.1f} s: mean return {first.evaluation:.1f} of new episodes: {verdict}")
-    equal = len({result.checksum for result in results}) == 1
-    differ = "THE REPLICAS DIFFER: " + ", ".join(result.checksum for result in results)
-    return "\n".join([*lines, f"the replicas are equal: {first.checksum}" if equal else differ])
+    return "\n".join([*lines, equality(results)])
 
 
 def shown(value: float | None) -> str:

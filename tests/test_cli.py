@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ddp_course import RankError, cli, terminal
+from ddp_course import RankError, cli, program, terminal
 from ddp_course.train import Config, Result
 
 pytestmark = pytest.mark.timeout(120)
@@ -150,14 +150,14 @@ def failing_launch(error_type: str, message: str):
 
 def test_a_known_failure_on_the_ranks_is_one_sentence(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "start_ranks", failing_launch("DatasetError", "mnist is not in ..."))
+    monkeypatch.setattr(program, "start_ranks", failing_launch("DatasetError", "mnist is not in ..."))
     assert cli.main(["train"]) == 1
     assert capsys.readouterr().err == "mnist is not in ...\n"
 
 
 def test_any_other_failure_on_the_ranks_is_the_whole_report(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "start_ranks", failing_launch("ZeroDivisionError", "division by zero"))
+    monkeypatch.setattr(program, "start_ranks", failing_launch("ZeroDivisionError", "division by zero"))
     assert cli.main(["train"]) == 1
     assert capsys.readouterr().err.startswith("the whole report")
 
@@ -181,13 +181,13 @@ def test_the_summary_shows_each_ranks_loss_beside_the_reduced_one():
 
 def test_a_run_that_was_stopped_says_how_to_go_on_and_ends_as_sigterm_would(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "start_ranks", lambda *args: results("aa", "aa", stopped=True))
+    monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "aa", stopped=True))
     assert cli.main(["train"]) == 143
     assert "stopped by a signal after step 8, saved; go on with --resume" in capsys.readouterr().out
 
 
 def test_replicas_that_differ_are_a_failure(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(terminal, "start_ranks", lambda *args: results("aa", "bb"))
+    monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "bb"))
     assert cli.main(["train"]) == 1
     assert "THE REPLICAS DIFFER: rank 0 aa, rank 1 bb" in capsys.readouterr().out

@@ -192,7 +192,8 @@ def test_two_ranks_solve_the_game(two):
     assert results[0].evaluation >= SOLVED == 475 and results[0].solved
     assert results[0].checksum == results[1].checksum
     assert max(value for value in results[0].returns[:3] if value is not None) < 60  # it could not at first
-    assert "solved" in summary(results) and "the replicas are equal" in summary(results)
+    said = summary(PolicyConfig(), results)
+    assert "solved" in said and "the replicas are equal" in said
 
 
 # --- From a terminal -------------------------------------------------------------------------------
@@ -224,7 +225,8 @@ def test_wrong_options_end_with_a_sentence(argv, message, capsys):
 
 
 def test_under_a_launcher_the_world_size_is_the_launchers(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit):
         main(["--world-size=2"])
-    assert "the launcher has started the ranks" in capsys.readouterr().err
+    assert "--world-size 2, but the launcher has started 4 ranks" in capsys.readouterr().err

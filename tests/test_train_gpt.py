@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -308,3 +309,24 @@ def test_torchrun_trains_the_same_bits(ranks):
             del result[measured]
         result["held_out"] = [list(pair) for pair in result["held_out"]]
     assert found == expected
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_command_saves_and_ends_with_143(tmp_path):
+    options = ["--size=tiny", "--steps=1000000", "--local-batch=2", "--held-out=7", "--sample=20", "--save-every=5"]
+    command = [sys.executable, "-m", "ddp_course.train_gpt", *options, "--backend=gloo", "--no-progress"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    program = subprocess.Popen([*command, f"--checkpoint={tmp_path}"], **pipes)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("step-*.pt")):
+            assert program.poll() is None and time.monotonic() < deadline, "no checkpoint"
+            time.sleep(0.02)
+        program.terminate()
+        said, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.communicate()
+    assert program.returncode == 143, errors
+    last = max(int(path.stem.removeprefix("step-")) for path in tmp_path.glob("step-*.pt"))
+    assert f"left after step {last}, saved" in said

@@ -2,16 +2,21 @@
 
 In one flat tensor, so that one all_reduce takes them all. Each parameter has its place in it, a view, and the view
 becomes the parameter's gradient: what has been averaged need not be copied back. Gradients come in one by one, large
-ones copied at once, small ones together.
+ones copied at once, small ones together. A bucket sends itself once, and waits for what it sent.
 
-Left out on purpose: when to send, which is `ddp.py`'s part.
+Left out on purpose: which bucket is sent when, which is `ddp.py`'s part.
 Read next: `ddp.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
+
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from ddp_course.parallel.bucketing import Bucket
 
@@ -29,6 +34,7 @@ class GradBucket:
         self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device=plan.device)
         pieces = self.flat.split(plan.numels)
         self.views = [piece.view(shape) for piece, shape in zip(pieces, plan.shapes, strict=True)]
+        self._nodes = [get_gradient_edge(param).node for param in params]  # live only as long as somebody holds them
         self.large = {slot for slot, view in enumerate(self.views) if view.nbytes >= LARGE_BYTES}
         self.begin()
 
@@ -36,6 +42,16 @@ class GradBucket:
         """Get ready for a backward pass."""
         self.waiting_for = set(range(len(self.params)))  # the slots whose gradient is not there yet
         self.taken: set[int] = set()  # the slots that are copied and scaled already
+        self.left_out: set[int] = set()  # the slots that this pass gives no gradient
+        self.launched: dist.Work | torch.futures.Future | None = None
+
+    def call_when_ready(self, call: Callable[[], Callable[[GradBucket, int], None]]) -> Iterator[RemovableHandle]:
+        """Have autograd call `call()(bucket, slot)` whenever it has come to a parameter; yield what ends that.
+
+        The hook is on the parameter's node of the graph, so it is called for an undefined gradient, too.
+        """
+        for slot, node in enumerate(self._nodes):
+            yield node.register_hook(lambda *_, slot=slot: call()(self, slot))
 
     def index(self) -> int:
         return self.plan.index
@@ -60,40 +76,71 @@ class GradBucket:
         """Copy one gradient in, times `scale`: best at once, while it is in the processor's cache.
 
         If its parameter gets the copy in its place, its own memory is free for the gradients to come. A gradient that
-        was added up in the bucket itself is left to `take_rest`.
+        was added up in the bucket itself is left to `launch`.
         """
         view, param = self.views[slot], self.params[slot]
-        if param.grad is not view:
+        if param.grad is not None and param.grad is not view:
             torch.mul(param.grad, scale, out=view)
             self.taken.add(slot)
             if as_view:
                 param.grad = view
 
     @torch.no_grad()
-    def take_rest(self, scale: float) -> None:
-        """Copy in what `take` has not, in few operations, and scale it."""
+    def wait_only_for(self, params: set[nn.Parameter]) -> None:
+        """Leave out the others: what they have added up so far counts, or zero."""
+        for slot in [slot for slot in self.waiting_for if self.params[slot] not in params]:
+            self.waiting_for.discard(slot)
+            self.left_out.add(slot)
+            view, param = self.views[slot], self.params[slot]
+            if param.grad is view:  # averages are written there; if no rank has used it, the gradient stays as it was
+                param.grad = view.clone()
+
+    @torch.no_grad()
+    def launch(self, scale: float, as_views: bool, group: dist.ProcessGroup | None, hook: Callable | None) -> None:
+        """Copy in what `take` has not, in few operations, and send the flat tensor, by `hook(self)` if there is one.
+
+        Collective: one all_reduce, or what the hook does; every rank of `group`, bucket by bucket in the same order.
+        """
         left = [slot for slot in range(len(self.views)) if slot not in self.taken]
         copies, grads = [], []
         for slot in left:
-            view, grad = self.views[slot], self.params[slot].grad
-            if grad is None:  # unused in this pass
+            view, param = self.views[slot], self.params[slot]
+            if param.grad is None:
                 view.zero_()
-            elif grad is not view:
+            elif param.grad is not view:
                 copies.append(view)
-                grads.append(grad)
+                grads.append(param.grad)
+                if as_views and slot not in self.left_out:
+                    param.grad = view
         if copies:
             torch._foreach_copy_(copies, grads)
         if scale != 1 and left:
             unscaled = [self.flat] if len(left) == len(self.views) else [self.views[slot] for slot in left]
             torch._foreach_mul_(unscaled, scale)
+        self.launched = hook(self) if hook else dist.all_reduce(self.flat, group=group, async_op=True)
 
     @torch.no_grad()
-    def hand_out(self, as_views: bool) -> None:
-        """Make the averages the parameters' gradients: the views themselves, or copies of them."""
-        for view, param in zip(self.views, self.params, strict=True):
-            if as_views:
-                param.grad = view
-            elif param.grad is None:
-                param.grad = view.clone()
-            else:
+    def finish(self, as_views: bool, used: Collection[nn.Parameter]) -> None:
+        """Wait for the averages, and make them the gradients of the parameters in `used`: as views, or as copies.
+
+        Raises:
+            RuntimeError: a gradient is no longer the view it was made: another wrapper averages it, too.
+        """
+        result = self.launched.wait()
+        if isinstance(result, torch.Tensor) and result.data_ptr() != self.flat.data_ptr():  # a hook's own tensor
+            self.set_buffer(result)
+        for slot, (view, param) in enumerate(zip(self.views, self.params, strict=True)):
+            if param not in used:
+                continue
+            if param.grad is None:
+                param.grad = view if as_views else view.clone()
+            elif not as_views:
                 param.grad.copy_(view)
+            elif slot in self.left_out:
+                param.grad = view
+            elif param.grad is not view:
+                raise RuntimeError(
+                    f"{self.plan.names[slot]}: its gradient was replaced during backward, as by a second wrapper whose "
+                    "forward pass led there too; call one of the two, or say gradient_as_bucket_view=False"
+                )
+        self.begin()

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.parallel.replicas import broadcast_buffers, broadcast_module, check_same_model, trainable
+from ddp_course.parallel import replicas
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def average_gradients_flat(
 
 def _gradients(module: nn.Module, group: dist.ProcessGroup | None, find_unused: bool) -> list[torch.Tensor]:
     """The gradients to average. One that is there on some ranks only would be a hang, so it is refused or filled."""
-    named = trainable(module)
+    named = replicas.trainable(module)
     if find_unused:
         used = torch.tensor(
             [param.grad is not None for _, param in named], dtype=torch.int32, device=named[0][1].device
@@ -99,6 +99,9 @@ class NaiveDDP(nn.Module):
         flat: one all_reduce for all gradients instead of one for each.
         broadcast_buffers: give every rank rank 0's buffers before each forward pass in training.
         find_unused_parameters: see `average_gradients`.
+    Raises:
+        ValueError: nothing to train, or a layer with sparse gradients.
+        RuntimeError: the models differ between ranks.
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer; in a forward pass in
         training one broadcast per dtype of the buffers; every rank of the group.
     """
@@ -113,16 +116,17 @@ class NaiveDDP(nn.Module):
         find_unused_parameters: bool = False,
     ) -> None:
         super().__init__()
-        trainable(module)  # refuses a module without any
-        check_same_model(module, process_group)
-        broadcast_module(module, process_group)
+        replicas.trainable(module)  # refuses a module without any
+        replicas.refuse_sparse(module)
+        replicas.check_same_model(module, process_group)
+        replicas.broadcast_module(module, process_group)
         self.module, self.process_group = module, process_group
         self.flat, self.broadcast_buffers = flat, broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.broadcast_buffers and self.training and torch.is_grad_enabled():
-            broadcast_buffers(self.module, self.process_group)
+            replicas.broadcast_buffers(self.module, self.process_group)
         return self.module(*inputs, **kwargs)
 
     def average_gradients(self) -> int:

@@ -1,7 +1,7 @@
 """How is a batch handled that is a tuple of dicts of tensors?
 
-A model's inputs and outputs may nest. These two functions walk through tuples, lists and dicts, named tuples
-included, so that the code that cuts and joins sees tensors only.
+A model's inputs and outputs may nest. These functions walk through tuples, lists and dicts, named tuples included, so
+that the code that cuts and joins sees tensors only; and from an output's tensors back to the parameters behind them.
 
 Left out on purpose: containers of other types, which count as leaves.
 Read next: `data_parallel.py`, which cuts inputs and joins outputs.
@@ -10,16 +10,22 @@ Read next: `data_parallel.py`, which cuts inputs and joins outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
+
+import torch
+from torch import nn
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Yield what is in `tree` and is no tuple, list or dict, from left to right."""
+    """Yield what is in `tree` and is no tuple, list, dict or dataclass, from left to right."""
     if isinstance(tree, (tuple, list)):
         for part in tree:
             yield from leaves(part)
     elif isinstance(tree, dict):
         yield from leaves(list(tree.values()))
+    elif is_dataclass(tree):
+        yield from leaves(vars(tree))
     else:
         yield tree
 
@@ -42,6 +48,21 @@ def map_leaves(fn: Callable, *trees: Any) -> Any:
         parts = [map_leaves(fn, *at_place) for at_place in zip(*trees, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)  # _fields: a named tuple
     return fn(*trees)
+
+
+def parameters_behind(outputs: Any) -> set[nn.Parameter]:
+    """Return the leaves that autograd would reach from the tensors in `outputs`, which may be nested."""
+    found, seen = set(), set()
+    nodes = [leaf.grad_fn for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # AccumulateGrad, where a path ends
+            found.add(node.variable)
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    return found
 
 
 def _shape(tree: Any) -> str:

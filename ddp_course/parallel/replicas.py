@@ -29,6 +29,12 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
+def refuse_sparse(module: nn.Module) -> None:
+    """Raise ValueError for a layer whose gradients are sparse: what is averaged here is dense; names the layer."""
+    if sparse := [name or "the module" for name, layer in module.named_modules() if getattr(layer, "sparse", False)]:
+        raise ValueError(f"{sparse[0]} has sparse gradients, which are not averaged here: build it with sparse=False")
+
+
 def check_same_model(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Refuse models that differ between ranks in a name, a shape, a dtype, or in what is trained.
 
@@ -56,20 +62,24 @@ def _described(module: nn.Module) -> Iterable[str]:
 
 
 @torch.no_grad()
-def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
-    """Give every rank the parameters and buffers of the group's rank `src`.
+def broadcast_module(
+    module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0, buffers: bool = True
+) -> None:
+    """Give every rank the parameters of the group's rank `src`, and its buffers, if `buffers`.
 
     Collective: one broadcast per parameter and per buffer; every rank of `group`.
     """
     _broadcast(module.parameters(), group, src)
-    _broadcast(module.buffers(), group, src)
+    if buffers:
+        _broadcast(module.buffers(), group, src)
 
 
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
     """Give every rank the buffers of the group's rank `src`, such as BatchNorm's running statistics.
 
-    They are many and small, and it happens in every step: so those of one dtype and device travel together.
+    They are many and small, and it happens in every step: so those of one dtype and device travel together. A graph
+    made before stays valid: BatchNorm's backward does not read the running statistics that it has saved.
 
     Collective: one broadcast per dtype and device of the buffers; every rank of `group`.
     """
@@ -83,7 +93,8 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None,
         if dist.get_rank(group) != src:
             pieces = flat.split([buffer.numel() for buffer in buffers])
             shaped = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
-            torch._foreach_copy_(buffers, shaped)
+            with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # as torch's own DDP does
+                torch._foreach_copy_(buffers, shaped)
 
 
 def _broadcast(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None, src: int) -> None:

@@ -66,6 +66,17 @@ class WithBatchNorm(nn.Module):
         return self.layers(x)
 
 
+class Mixed(nn.Module):
+    """Two layers of different dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()
+
+    def forward(self, x):
+        return self.two(self.one(x).bfloat16())
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
@@ -246,22 +257,17 @@ def properties(rank, world_size):
     pairs = zip(saving.parameters(), plain.parameters(), strict=True)
     found["activations computed twice"] = all(torch.equal(a.grad, b.grad) for a, b in pairs)
 
-    mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
+    mixed = Mixed()
     both = BucketedDDP(mixed)
-    hidden = both.module[0](torch.full((1, 4), float(rank)))
-    both.module[1](hidden.bfloat16()).sum().backward()
+    both(torch.full((1, 4), float(rank))).sum().mul(rank + 1).backward()
     found["dtypes"] = [(str(bucket.dtype), bucket.numel) for bucket in both.buckets]
-    found["mixed bias"] = [mixed[1].bias.grad.tolist(), mixed[1].weight.grad.dtype == torch.bfloat16]
+    found["mixed bias"] = [mixed.two.bias.grad.tolist(), mixed.two.weight.grad.dtype == torch.bfloat16]
 
     norm = BucketedDDP(nn.BatchNorm1d(2))
     norm(torch.full((2, 2), float(rank)))
     own = norm.module.running_mean.tolist()
     norm(torch.zeros(2, 2))  # before this pass, every rank gets rank 0's
     found["buffers"] = (own, norm.module.running_mean.tolist())
-    norm.eval()
-    norm.module.running_mean.fill_(rank)
-    norm(torch.zeros(2, 2))
-    found["buffers in eval"] = norm.module.running_mean.tolist()
     return found
 
 
@@ -310,7 +316,7 @@ def power_sgd_sums(rank, world_size):
     sent, balances = torch.zeros(9, 12), []
     for _ in range(40):
         replica.zero_grad()
-        (replica.module.weight * direction).sum().backward()
+        replica(torch.eye(12)).mul(direction.T).sum().backward()
         sent += layer.weight.grad
         (matrix,) = state._matrices[0]
         lost = matrix.lost_nm.clone()
@@ -349,12 +355,16 @@ def refusals(rank, world_size):
     said["second hook"] = message_of(lambda: twice.register_comm_hook(None, comm_hooks.all_reduce_hook))
 
     unused = BucketedDDP(Unused())
-    said["unused"] = message_of(lambda: unused(torch.ones(1, 6)).sum().backward())
-    said["unused, once more"] = message_of(lambda: unused(torch.ones(1, 6)).sum().backward())
+    unused(torch.ones(1, 6)).sum().backward()
+    said["unused"] = message_of(lambda: unused(torch.ones(1, 6)))
+    said["unused, once more"] = message_of(lambda: unused(torch.ones(1, 6)))
     dropped = BucketedDDP(Unused(), find_unused_parameters=True)
     dropped(torch.ones(1, 6), some=True)  # nobody calls backward
     said["dropped"] = message_of(lambda: dropped(torch.ones(1, 6)).sum().backward())
-    said["dropped, then not"] = message_of(lambda: dropped(torch.ones(1, 6)).sum().backward())
+    twice = BucketedDDP(Plain())
+    out = twice(torch.ones(1, 6))
+    out[0, 0].backward(retain_graph=True, inputs=list(twice.parameters())[:1])
+    said["two gradients"] = message_of(lambda: out.sum().backward())
     naive = NaiveDDP(Unused())
     naive(torch.ones(1, 6)).sum().backward()
     said["unused, naive"] = message_of(naive.average_gradients)

@@ -74,11 +74,10 @@ def test_properties(two_ranks):
         assert found["large"] == [True, True, True]
         assert found["activations computed twice"]
         assert found["dtypes"] == [("torch.bfloat16", 20), ("torch.float32", 20)]
-        assert found["mixed bias"] == [[1.0] * 4, True]
+        assert found["mixed bias"] == [[1.5] * 4, True]
         own, shared = found["buffers"]
         assert own in ([0.0, 0.0], [pytest.approx(0.1)] * 2)
         assert shared == [0.0, 0.0]  # rank 0 saw zeros only
-    assert [found["buffers in eval"] for found in two_ranks.run(on_ranks.properties)] == [[0.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.timeout(60)
@@ -87,8 +86,8 @@ def test_mistakes_are_named(two_ranks):
         assert said["nothing to train"].startswith("ValueError: the module has no parameter that requires a gradient")
         assert "sparse=False" in said["sparse"]
         assert said["second hook"].startswith("RuntimeError: a communication hook is registered already")
-        assert re.search(r"no gradient for some.bias, some.weight\. .* dropped; .*no_grad", said["dropped"])
-        assert said["dropped, then not"] == "no error"
+        assert said["dropped"] == "no error"
+        assert "weight got two gradients before the first was averaged" in said["two gradients"]
         for mistake in ("unused", "unused, once more", "unused, naive"):
             named = set(re.findall(r"(\w+)\.(?:weight|bias)", said[mistake]))
             assert "no gradient for" in said[mistake] and "find_unused_parameters=True" in said[mistake]

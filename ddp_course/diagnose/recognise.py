@@ -50,7 +50,7 @@ def recognise(report: RankError | str) -> Diagnosis:
         What the first rule that fits says. A fault of None means that the words do not tell; the evidence then says
         what is missing, or is the report's first line.
     """
-    text = report.report if isinstance(report, RankError) else report
+    text = unfolded(report.report if isinstance(report, RankError) else report)
     for fault, rule in RULES:
         if found := rule(text):
             return Diagnosis(fault, *found, report=text)
@@ -58,6 +58,12 @@ def recognise(report: RankError | str) -> Diagnosis:
         if found := re.search(pattern, text):
             return Diagnosis(None, None, f"{found[0].strip()}: {hint}", report=text)
     return Diagnosis(None, None, next(iter(text.strip().splitlines()), ""), report=text)
+
+
+def unfolded(text: str) -> str:
+    """Undo what makes a report readable: each rank's facts on one line, and no line broken."""
+    prefix = r"\n(?:\[[^\]\n]*\]:?)?"  # torchrun may have written its own words before each line
+    return re.sub(rf"{prefix} {{4,}}(?=\S)", " ", re.sub(rf"{prefix} {{10}}(?=\S)", "; ", text))
 
 
 # What a rule returns: the rank to blame, and the words that decided.
@@ -94,7 +100,7 @@ SENTENCES = (
 # Words that several faults leave, and how to learn more.
 HINTS = (
     (
-        r"wait timeout after \w+, keys: \S+",
+        r"wait timeout after \w+, keys: \S+|waited \S+ s at the store for a key that no rank has set: \S*default_pg\S*",
         "a rank never signed in: not started, out of reach, or some rank counts more ranks than there are; meet by "
         "`groups.process_group`, which names it",
     ),
@@ -125,7 +131,7 @@ def sentence(pattern: str) -> Rule:
 
 
 def whereabouts(text: str) -> dict[int, str]:
-    """The lines under "Where the ranks were", by rank; torchrun may have written its own words before each line."""
+    """The lines under "Where the ranks were", by rank."""
     _, _, lines = text.partition("Where the ranks were:")
     return {int(rank): line for rank, line in re.findall(r"^.*?\brank (\d+)  (.*)$", lines, re.M)}
 
@@ -154,7 +160,7 @@ def waits_for_its_child(text: str) -> Finding | None:
 
 def calls_that_differ(text: str) -> dict[int, str]:
     """What each rank called, by rank, if the report lays calls side by side, as ours and torch's DETAIL mode do."""
-    ours = re.findall(r"rank (\d+) called (\w+ #\d+(?: \([^)]*\))?)", text)
+    ours = re.findall(r"rank (\d+) called (\w+ #\d+(?: (?:to|from) rank \d+)?(?: \([^)]*\))?)", text)
     detail = re.findall(r"Rank (\d+) is running collective: \w+\(.*?OpType=(\w+(?:, TensorShape=\[[^\]]*\])?)", text)
     return {int(rank): call for rank, call in ours or detail}
 
@@ -182,8 +188,12 @@ def differing(same_operation: bool) -> Rule:
 
 
 def never_came(text: str) -> Finding | None:
-    """The first rank that others waited for, in our report or in that of torch's monitored barrier."""
+    """The first rank that others waited for, or the one that waits alone, if the report can tell."""
+    if found := re.search(r"rank (\d+) waited \S+ s alone in [^;\n]*", text):
+        return int(found[1]), found[0]
     ours = re.search(r"rank (\d+)(?:, rank \d+)* never entered [^;\n]*", text)
+    if ours and "calls alone do not tell" in text:
+        return None, ours[0]
     found = ours or re.search(r"Ranks? (\d+)(?:, \d+)* failed to pass monitoredBarrier", text)
     return (int(found[1]), found[0]) if found else None
 

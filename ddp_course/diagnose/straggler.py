@@ -1,7 +1,7 @@
 """Which rank do the others wait for?
 
 A slow rank is hard to see: a collective lets nobody pass before all have come, so every rank shows the same step
-time. What differs is when each rank comes to the collective. torch's Flight Recorder notes that for every
+time. What differs is when each rank comes to the collective. The launcher notes that for every
 collective, so the rank that comes last, and by how much, can be read from records that are there already.
 
 Left out on purpose: clocks of several machines, which differ by milliseconds. There, compare how long each rank
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddp_course.diagnose.recognise import Diagnosis
-from ddp_course.launch.flight import Collective
+from ddp_course.launch.calls import Collective
 
 LAST_SHARE = 0.7  # of the collectives: fewer is chance
 WAITED_SHARE = 0.25  # of a step: less is not worth mending
@@ -27,7 +27,7 @@ def find_straggler(records: Sequence[Sequence[Collective]]) -> Diagnosis:
     """Say whether one rank holds the others up.
 
     Args:
-        records: what `flight.recorded()` returned on each rank of one host, by rank.
+        records: what `interception.recorded()` returned on each rank of one host, by rank.
     Returns:
         The fault "straggler" with its rank when the same rank comes last to most collectives, and the others could
         have begun a good part of a step earlier without it.

@@ -1,7 +1,8 @@
 """How does my function come to run on N ranks, and what do I see when one of them fails or hangs?
 
-Read it in this order: `spawn.py` (one call), `pool.py` (ranks that stay), `call.py` (a call under way),
-`processes.py` and `worker.py` (both ends of a rank), `flight.py` and `report.py` (what a failure says).
+Read it in this order: `spawn.py` (one call), `pool.py` (ranks that stay), `call.py` (a call under way), `processes.py`
+and `worker.py` (both ends of a rank), `recorder.py` (what a rank was asked to send), `waiting.py` (who keeps whom
+waiting), `hung.py` and `report.py` (what a failure says).
 """
 
 from ddp_course.launch.pool import RankPool

@@ -19,8 +19,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ddp_course.groups import Place
-from ddp_course.launch.flight import Collective, Line, Whereabouts
-from ddp_course.launch.report import Failure
+from ddp_course.launch.calls import Collective, Whereabouts
+from ddp_course.launch.failure import Failure
+from ddp_course.launch.lines import Line
 
 STORE_LIMIT_S = 5.0  # to reach the store
 POLL_S = 0.05
@@ -44,6 +45,7 @@ class Note:
         where, failure = found["where"], found["failure"]
         where["line"] = _line(where["line"])
         where["recent"] = [_collective(each) for each in where["recent"]]
+        where["oddities"] = [(words, _line(line)) for words, line in where["oddities"]]
         if failure:
             failure = Failure(**failure | {"line": _line(failure["line"])})
         return cls(Whereabouts(**where), failure, found["speaks"])
@@ -55,7 +57,7 @@ def _line(found: dict | None) -> Line | None:
 
 def _collective(found: dict) -> Collective:
     sizes, members = tuple(tuple(size) for size in found["sizes"]), tuple(found["members"])
-    return Collective(**found | {"sizes": sizes, "members": members})
+    return Collective(**found | {"sizes": sizes, "members": members, "line": _line(found["line"])})
 
 
 @dataclass(frozen=True)

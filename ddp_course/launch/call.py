@@ -10,20 +10,27 @@ Read next: `pool.py`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
 import cloudpickle
 
-from ddp_course.launch import report
-from ddp_course.launch.flight import Line, Whereabouts
+from ddp_course.launch import hung, report, waiting
+from ddp_course.launch.calls import Whereabouts
+from ddp_course.launch.failure import Failure, describe
+from ddp_course.launch.interception import NOT_IN_IT
+from ddp_course.launch.lines import Line, line_in_dump
 from ddp_course.launch.processes import END_LIMIT_S, RankProcess
 from ddp_course.launch.relay import Relay
 
+IMPORT_LIMIT_S = 900.0  # for torch to be imported: on a busy machine that takes minutes
 SETTLE_S = 0.3  # after the first failure: time for the others to fail or finish too
 ANSWER_S = 1.0  # time for a rank to say where it is
 ASK_EVERY_S = 1.0  # in a long call: torch's own time limit does not guard every group (a new_group has 30 minutes)
@@ -36,8 +43,9 @@ class Call:
     def __init__(self, number: int, ranks: list[RankProcess], relay: Relay):
         self.number, self.ranks, self.relay = number, ranks, relay
         self.starting = number == 0
-        self.answers: dict[int, Any] = {}
-        self.failures: dict[int, report.Failure] = {}  # in the order of arrival
+        self.imported: dict[int, Any] = {}  # ranks whose own code runs by now
+        self.answers: dict[int, tuple[bytes, Whereabouts]] = {}
+        self.failures: dict[int, Failure] = {}  # in the order of arrival
         self.dead: dict[int, int] = {}  # rank -> exit code, in the order of death
         self.where: dict[int, Whereabouts] = {}
 
@@ -55,23 +63,52 @@ class Call:
             now = time.monotonic()
             if self.failures or self.dead:
                 raise self.explain(timeout_s)
+            if self.starting and len(self.imported) < len(self.ranks):  # no limit of ours starts before that
+                deadline = now + limit_s
+                if now - start > IMPORT_LIMIT_S:
+                    raise report.still_importing(IMPORT_LIMIT_S, self.whereabouts(), self.imported.keys())
             if now > deadline:
                 ranks = self.whereabouts()
                 if any(w.status in ("running", "silent") for w in ranks):
                     raise report.over_limit(limit_s, ranks, self.starting)
                 continue  # the last answers came while we asked
-            if now - start > timeout_s and now - asked > ASK_EVERY_S and not self.starting:
-                asked = now
-                self.ask()
-            if any(w.waited_s > timeout_s + SETTLE_S for w in self.where.values()):
-                raise report.silent(timeout_s, self.whereabouts())
-        return [self.unpacked(rank.rank) for rank in self.ranks]
+            if now - start > timeout_s and not self.starting:
+                if now - asked > ASK_EVERY_S:
+                    asked = now
+                    self.ask()
+                if (
+                    self.settled(now - asked)
+                    and waiting.longest_s(list(map(self.one, self.ranks))) > timeout_s + SETTLE_S
+                ):
+                    raise hung.explain(timeout_s, self.whereabouts())
+        told = [self.answers[rank.rank][1] for rank in self.ranks]
+        if waiting.find_uneven(told) or any(w.oddities for w in told):
+            self.ask_after_the_end()
+        return [self.unpacked(rank.rank, deadline) for rank in self.ranks]
 
-    def unpacked(self, rank: int) -> Any:
+    def ask_after_the_end(self) -> None:
+        """All ranks have returned, and yet something was wrong: say what.
+
+        Raises:
+            RankError: calls were left over, or did nothing.
+        """
+        ranks = self.whereabouts()
+        if made := waiting.find_uneven(ranks):
+            raise hung.uneven(made, ranks)
+        if outside := [w for w in ranks if any(NOT_IN_IT in words for words, _ in w.oddities)]:
+            raise hung.without_effect(outside[0], ranks)
+
+    def unpacked(self, rank: int, deadline: float) -> Any:
+        """Rebuild a rank's result, which runs the result's own code: it may raise anything, or take its time."""
         try:
-            return cloudpickle.loads(self.answers[rank])
-        except Exception as error:  # rebuilding runs the result's own code, which may raise anything
-            raise report.failed(report.describe(error, rank, during="result"), self.whereabouts()) from None
+            return _within(deadline, lambda: cloudpickle.loads(self.answers[rank][0]))
+        except TimeoutError:
+            text = f"the result of rank {rank} came in time, but rebuilding it from its bytes took longer than limit_s"
+            raise report.RankError("result", rank, text, self.whereabouts()) from None
+        except Exception as error:
+            failure = describe(error, rank, during="result")
+            text = f"the result of rank {rank} came, but could not be rebuilt from its bytes: {failure.story}"
+            raise report.RankError("result", rank, text, self.whereabouts(), failure) from None
 
     def listen(self, wait_s: float) -> None:
         """Take in every message, and then every death, that comes within `wait_s`."""
@@ -93,8 +130,8 @@ class Call:
             return
         if number != self.number:
             return  # a late answer to a question of the call before
-        book = {"where": self.where, "raised": self.failures, "returned": self.answers, "ready": self.answers}[word]
-        book[rank.rank] = content
+        books = {"imported": self.imported, "where": self.where, "raised": self.failures}
+        books.get(word, self.answers)[rank.rank] = content
 
     def explain(self, timeout_s: float) -> report.RankError:
         """Find the failure that caused the others."""
@@ -104,9 +141,7 @@ class Call:
             return report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
         if own := [rank for rank, failure in self.failures.items() if not failure.talking]:
             return report.failed(self.failures[min(own)], ranks)  # the lowest, so that the report is the same each time
-        # A rank whose patience ends closes its connections, so its peers may report a lost peer first.
-        lost = sorted(self.failures.values(), key=lambda failure: "Timed out" not in failure.message)
-        return report.silent(timeout_s, ranks, lost[0])
+        return hung.explain(timeout_s, ranks, hung.most_telling(list(self.failures.values())))
 
     def whereabouts(self) -> list[Whereabouts]:
         """Ask every living rank where it is, and wait until all is known or the patience ends."""
@@ -151,7 +186,7 @@ class Call:
 
     def line_from_stack_file(self, rank: RankProcess) -> Line | None:
         """The main thread's line, as faulthandler wrote it on our signal or on a crash."""
-        return report.line_in_dump((self.relay.folder / f"rank{rank.rank}.stack").read_text())
+        return line_in_dump((self.relay.folder / f"rank{rank.rank}.stack").read_text())
 
     def in_step(self) -> bool:
         """Whether every rank is idle, none failed by talking, and all have entered the same collectives."""
@@ -160,6 +195,24 @@ class Call:
         if any(failure.talking or failure.during == "start" for failure in self.failures.values()):
             return False
         ranks = self.whereabouts()
-        return len({tuple((c.group, c.seq) for c in w.recent) for w in ranks}) == 1 and "silent" not in {
-            w.status for w in ranks
-        }
+        return not waiting.find_uneven(ranks) and all(w.status != "silent" for w in ranks)
+
+
+def _within(deadline: float, call: Callable[[], Any]) -> Any:
+    """Return what `call` returns; a thread that goes on longer is left behind.
+
+    Raises:
+        TimeoutError: the deadline came first.
+    """
+    if deadline == float("inf"):
+        return call()
+    done: concurrent.futures.Future = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # handed to whoever waits
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return done.result(max(0.0, deadline - time.monotonic()))

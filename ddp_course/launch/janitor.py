@@ -22,6 +22,7 @@ import sys
 import time
 from contextlib import suppress
 
+SEMAPHORES = "/dev/shm"  # where Linux keeps named semaphores; elsewhere they have no files
 MARKED_LIMIT_S = 5.0  # for the marked to be gone; a killed process that waits for a dead disk is not
 
 
@@ -46,7 +47,22 @@ def main(folder: str, mark: str = "") -> None:
                 os.kill(pid, signal.SIGKILL)  # it may not have become the head of its process group yet
         if mark:
             kill_marked(mark)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
+
+
+def remove(folder: str) -> list[str]:
+    """Remove the ranks' folder and their semaphores, which bear its name; return the names of these."""
+    shutil.rmtree(folder, ignore_errors=True)
+    prefix = f"sem.{os.path.basename(folder)}"
+    found = [entry for entry in _listdir(SEMAPHORES) if entry.startswith(prefix)]
+    for entry in found:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{SEMAPHORES}/{entry}")
+    return [entry.replace("sem.", "/", 1) for entry in found]
+
+
+def _listdir(path: str) -> list[str]:
+    return os.listdir(path) if os.path.isdir(path) else []
 
 
 # --- Processes by their environment (Linux) --------------------------------------------------------

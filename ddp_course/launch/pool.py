@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_course import groups
-from ddp_course.launch import checks, flight, processes, report
+from ddp_course.launch import checks, lines, processes, report
 from ddp_course.launch.call import Call
 from ddp_course.launch.relay import Relay
 from ddp_course.launch.report import RankError
@@ -75,13 +75,14 @@ class RankPool:
             threads,
             {**os.environ, **environ},
         )
-        self._ranks, janitor = processes.start(settings, start_method)
-        self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, settings.folder, os.getpid())
-        self._end.atexit = False  # finalize's own hook may come after multiprocessing's, which would wait for the ranks
-        atexit.register(self._end)
-        if not quiet:
-            ranks, device = "rank" if world_size == 1 else "ranks", "cuda" if self.backend == "nccl" else "cpu"
-            print(f"{world_size} {ranks} on {device}, {self.backend}")
+        with processes.interrupts_wait():
+            self._ranks, janitor = processes.start(settings, start_method)
+            self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, settings.folder, os.getpid())
+            self._end.atexit = False  # its own hook may come after multiprocessing's, which would wait for the ranks
+            atexit.register(self._end)
+            if not quiet:
+                ranks, device = "rank" if world_size == 1 else "ranks", "cuda" if self.backend == "nccl" else "cpu"
+                print(f"{world_size} {ranks} on {device}, {self.backend}")
         self._guarded(START_LIMIT_S)
 
     def run(self, fn: Callable, args: tuple = (), *, limit_s: float | None = None) -> list:
@@ -95,6 +96,7 @@ class RankPool:
             RankError: a rank raised, died or hung. The pool lives on if all ranks are idle and in step.
             ValueError, TypeError: the call itself is wrong, or the pool has ended.
         """
+        checks.check_limit(limit_s)
         return self.run_packed(checks.pack(fn, self.world_size, args), limit_s)
 
     def run_packed(self, payload: bytes, limit_s: float | None = None) -> list:
@@ -104,7 +106,7 @@ class RankPool:
         self._relay.begin()
         self._calls += 1
         for rank in self._ranks:
-            rank.tell(self._calls, "call", (payload, flight.cell_sources()))
+            rank.tell(self._calls, "call", (payload, lines.cell_sources()))
         return self._guarded(limit_s)
 
     @property
@@ -147,12 +149,16 @@ class RankPool:
             if not call.in_step():
                 self._kill()
             raise
-        except BaseException as interrupt:  # Ctrl-C: say where the ranks were, leave none behind
+        except BaseException as error:
             try:
-                interrupt.add_note(report.where_all_were(call.whereabouts()))
+                where = report.where_all_were(call.whereabouts())
                 self._relay.finish()
             finally:
                 self._kill()
+            if isinstance(error, KeyboardInterrupt):
+                raise report.RankInterrupt(
+                    f"interrupted; the {self.world_size} ranks have been ended\n{where}"
+                ) from None
             raise
         self._relay.finish()
         return answers

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
@@ -41,6 +42,7 @@ class RankProcess:
     rank: int
     process: BaseProcess
     pipe: Connection
+    error_file: str  # into which torch's spawn writes what the rank could not tell us
 
     def tell(self, call: int, word: str, content: Any = None) -> None:
         """Send a message that belongs to a call; a rank that is gone is noticed by its sentinel, not here."""
@@ -53,7 +55,8 @@ def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], sub
     ours, theirs = zip(*(get_context("spawn").Pipe() for _ in range(settings.world_size)), strict=True)
     cleaner = janitor.start(settings.folder)
     try:
-        context = _start_processes(settings, theirs, start_method)
+        with _importable_main():
+            context = _start_processes(settings, theirs, start_method)
     except BaseException:
         cleaner.communicate()  # ends it; ranks that are up already see their pipe break
         raise
@@ -61,7 +64,37 @@ def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], sub
         pipe.close()  # a rank's own end is then the only one, and its death breaks the pipe
     cleaner.stdin.write("".join(f"{pid}\n" for pid in context.pids()))
     cleaner.stdin.flush()
-    return [RankProcess(rank, context.processes[rank], ours[rank]) for rank in range(settings.world_size)], cleaner
+    numbers = range(settings.world_size)
+    return [RankProcess(n, context.processes[n], ours[n], context.error_files[n]) for n in numbers], cleaner
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Keep Ctrl-C for the end of the block, in this thread and in the processes that it starts.
+
+    A process that is still importing torch would answer it with a traceback of its own.
+    """
+    resource_tracker.ensure_running()  # its start would let interrupts through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _importable_main() -> Iterator[None]:
+    """Let the ranks do without a program that they cannot read again, such as one from standard input."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or os.path.exists(path):
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = path
 
 
 @functools.cache
@@ -111,7 +144,10 @@ def end_now(ranks: list[RankProcess], cleaner: subprocess.Popen, folder: str, ow
         rank.process.join()
         rank.process.close()
         rank.pipe.close()
-    shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            os.unlink(rank.error_file)
+    for semaphore in janitor.remove(folder):
+        resource_tracker.unregister(semaphore, "semaphore")  # else Python's own janitor complains at the end
     cleaner.kill()
     cleaner.stdin.close()
     cleaner.wait()

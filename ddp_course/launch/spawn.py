@@ -37,7 +37,7 @@ def launch(
         ValueError, TypeError: an argument is wrong; nothing was started.
     Collective: one barrier when the group opens and one when it closes, if `init`; the rest is up to `fn`.
     """
-    checks.check_settings(world_size, start_method, rendezvous, timeout_s)
+    checks.check_settings(world_size, start_method, rendezvous, timeout_s, limit_s)
     call = checks.pack(fn, world_size, args)  # before the ranks start: a mistake costs no time
     settings = {"backend": backend, "start_method": start_method, "init": init, "rendezvous": rendezvous}
     with RankPool(world_size, **settings, timeout_s=timeout_s, quiet=quiet) as ranks:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -30,10 +29,12 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from ddp_course import groups
-from ddp_course.launch import flight, report
+from ddp_course.launch import hung, lines, report
 from ddp_course.launch.bulletin import Address, Bulletin, Note, birth, store_address
-from ddp_course.launch.flight import Collective, Whereabouts
-from ddp_course.launch.report import Failure, RankError
+from ddp_course.launch.calls import MESSAGES, Collective, Whereabouts
+from ddp_course.launch.failure import Failure, describe
+from ddp_course.launch.interception import recorder
+from ddp_course.launch.report import RankError
 
 HUNG_STATUS = 124  # of a rank that the watchdog ends; timeout(1) has the same
 SLOWEST_LOOK_S = 0.2
@@ -50,8 +51,8 @@ class Watchdog:
     on one rank is reported with the places of the others, and ends them too; its exception goes on as it would without
     a watchdog, after the report. A group's own time limit, if it is shorter, is reported in the same way.
 
-    Make it before the process group is opened, for torch then records no more than is needed, and enter it once the
-    group is open: the report counts collectives from there.
+    Make it before the process group is opened, so that every call is recorded, and enter it once the group is open: the
+    report counts collectives from there.
 
     A rank that holds the interpreter cannot answer; a neighbour on its host tells its line, from what faulthandler
     wrote. Without a neighbour, faulthandler writes to that rank's own stderr. The watchdog takes
@@ -60,17 +61,14 @@ class Watchdog:
     Args:
         timeout_s: how long a rank may wait in one collective, in seconds.
     Raises:
-        ValueError: `timeout_s` is not a positive number, the recorder is switched off, or (on entry) this process has
-            no launcher's variables.
+        ValueError: `timeout_s` is not a positive number, or (on entry) this process has no launcher's variables.
     Collective: none. Every rank of the job should enter; one that does not is reported as silent.
     """
 
     def __init__(self, timeout_s: float):
         if not 0 < timeout_s < math.inf:
             raise ValueError(f"timeout_s={timeout_s}: expected seconds, more than 0")
-        flight.switch_on_recorder()
-        if os.environ["TORCH_FR_BUFFER_SIZE"] == "0":
-            raise ValueError("TORCH_FR_BUFFER_SIZE=0 switches off torch's recorder, which a Watchdog reads; unset it")
+        recorder()  # switches it on
         self.timeout_s = timeout_s
         self.tick_s = min(SLOWEST_LOOK_S, timeout_s / 10)
         self.failure: Failure | None = None  # of the program on this rank
@@ -87,7 +85,7 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         self.place = groups.read_place(backend="gloo")  # the backend does not matter here
         self.address = ":".join(map(str, store_address()))
-        self.since_ns = time.time_ns() if dist.is_initialized() else 0  # collectives are counted from here
+        self.mark = recorder().mark()  # collectives are counted from here
         self.main_thread = threading.get_ident()
         self.stacks = tempfile.TemporaryFile("a+")  # noqa: SIM115  (has no name, so it cannot be left behind)
         self.rearm()
@@ -103,7 +101,7 @@ class Watchdog:
 
     def __exit__(self, kind: type | None, error: BaseException | None, *_: object) -> None:
         if error is not None and not _leaves_in_order(error):
-            self.failure = report.describe(error, self.place.rank)
+            self.failure = describe(error, self.place.rank)
             self.alarm = self.alarm or isinstance(error, Exception)  # Ctrl-C and sys.exit: others decide for themselves
         self.goodbye = self.where("returned")  # now: what the program does after the `with` is no part of it
         self.leaving.set()
@@ -118,7 +116,7 @@ class Watchdog:
 
     def guard(self) -> None:
         """Look until the program leaves; on an alarm, see to it that this rank ends."""
-        waits = _Waits(self.tick_s, self.since_ns)
+        waits = _Waits(self.tick_s, self.mark)
         while not self.wake.wait(self.tick_s):
             self.rearm()
             self.overdue = waits.longer_than(self.timeout_s)
@@ -198,28 +196,29 @@ class Watchdog:
     def where(self, status: str = "running") -> Whereabouts:
         if self.goodbye:
             return self.goodbye
-        calls = flight.recorded(self.since_ns)
+        here = recorder().whereabouts(self.place.rank, lines.own_line(lines.stack_of(self.main_thread)), self.mark)
         if self.failure:
             detail = "" if self.failure.talking else self.failure.error_type
-            return Whereabouts(self.place.rank, "raised", self.failure.line, calls, detail)
+            return replace(here, status="raised", line=self.failure.line, detail=detail)
         if status == "returned":  # waits for nothing, though gloo notes the end of a collective a moment late
-            return Whereabouts(self.place.rank, status, None, [replace(call, finished=True) for call in calls])
-        return Whereabouts(self.place.rank, status, flight.own_line(flight.stack_of(self.main_thread)), calls)
+            return replace(here, status=status, line=None, recent=[replace(c, finished=True) for c in here.recent])
+        return here
 
 
 class _Waits:
     """For how long has this rank been in the collective that it is in? On a clock that nobody sets."""
 
-    def __init__(self, look_s: float, since_ns: int = 0):
-        self.look_s, self.since_ns = look_s, since_ns
+    def __init__(self, look_s: float, since: dict[str, int] | None = None):
+        self.look_s, self.mark = look_s, since
         self.progress, self.key, self.since = -1, None, 0.0
 
     def longer_than(self, limit_s: float) -> Collective | None:
         """The collective that this rank has been in for more than `limit_s`, if there is one; call it often."""
-        if (progress := flight.progress()) != self.progress:  # it moves: spare the costly look
+        if (progress := recorder().total) != self.progress:  # it moves: spare the costly look
             self.progress, self.key = progress, None
             return None
-        waiting = next((call for call in flight.recorded(self.since_ns) if not call.finished), None)
+        # A message that is sent and not waited for looks like one that is under way.
+        waiting = next((c for c in recorder().recorded(self.mark) if not c.finished and c.op not in MESSAGES), None)
         key = (waiting.group, waiting.seq) if waiting else None
         if key != self.key:
             # the recorder's clock may jump, so it is believed for as long as we did not look
@@ -238,11 +237,7 @@ def explain(timeout_s: float, notes: list[Note]) -> RankError | None:
         return report.died(dead[0], None, ranks)
     if own:
         return report.failed(own[0], ranks)
-    # A rank whose patience ends closes its connections, so its peers may report a lost peer first.
-    lost = sorted(failures, key=lambda failure: "Timed out" not in failure.message)
-    if lost and (shorter := re.search(r"Timed out waiting (\d+)ms", lost[0].message)):  # the group's own time limit
-        timeout_s = int(shorter[1]) / 1000
-    return report.silent(timeout_s, ranks, lost[0] if lost else None)
+    return hung.explain(timeout_s, ranks, hung.most_telling(failures))
 
 
 def _leaves_in_order(error: BaseException) -> bool:
@@ -255,7 +250,7 @@ def _seen_from_outside(rank: int, address: Address | None) -> Whereabouts:
         return Whereabouts(rank, "silent")
     if not address.alive:
         return Whereabouts(rank, "died", detail=f"died: {report.why_died(None)}")
-    return Whereabouts(rank, "silent", report.line_in_dump(address.read_stacks()))
+    return Whereabouts(rank, "silent", lines.line_in_dump(address.read_stacks()))
 
 
 def _kill(where: Whereabouts, address: Address | None) -> None:

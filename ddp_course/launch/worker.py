@@ -10,13 +10,14 @@ Read next: `pool.py`, the parent's side of the pipe.
 
 from __future__ import annotations
 
+import builtins
 import faulthandler
+import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,11 @@ import cloudpickle
 import torch
 
 from ddp_course import groups
-from ddp_course.launch import flight, report
+from ddp_course.launch import checks, lines
+from ddp_course.launch.calls import Whereabouts
+from ddp_course.launch.failure import describe
+from ddp_course.launch.interception import recorder
+from ddp_course.launch.same_calls import SharedCalls
 from ddp_course.rendezvous import pin_loopback
 
 
@@ -49,6 +54,7 @@ def rank_main(rank: int, settings: Settings, pipes: list[Connection]) -> None:
     """The whole life of one rank, as `torch.multiprocessing.spawn` starts it."""
     pipe = _keep_own_pipe(rank, pipes)
     _take_own_session()
+    _keep_things_together(settings.folder)
     _write_to_own_files(rank, settings.folder)
     _set_environment(rank, settings)
     _Rank(rank, settings, pipe).live()
@@ -69,6 +75,18 @@ def _take_own_session() -> None:
     """
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # torch's spawn sends it when the parent's thread ends
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _keep_things_together(folder: str) -> None:
+    """Have multiprocessing put sockets in our folder, and give semaphores its name: a DataLoader's workers make some.
+
+    A rank that is killed cannot remove them; whoever removes the folder does.
+    """
+    config = multiprocessing.current_process()._config
+    config["tempdir"], config["semprefix"] = folder, f"/{os.path.basename(folder)}"
+    # A rank inherits how it was started itself; a DataLoader's workers are to start as they do under torchrun.
+    multiprocessing.set_start_method(None, force=True)
 
 
 def _write_to_own_files(rank: int, folder: str) -> None:
@@ -96,7 +114,7 @@ def _set_environment(rank: int, settings: Settings) -> None:
         os.environ[name] = str(settings.world_size)
     torch.set_num_threads(settings.threads)
     pin_loopback()
-    flight.switch_on_recorder()
+    recorder().shared = SharedCalls(f"{settings.folder}/calls", rank, settings.world_size)
 
 
 class _Rank:
@@ -105,21 +123,34 @@ class _Rank:
         self.calls: queue.SimpleQueue[tuple[int, bytes, dict] | None] = queue.SimpleQueue()
         self.sending = threading.Lock()
         self.main_thread = threading.get_ident()
-        self.called_ns = time.time_ns()  # when the present call began
+        self.mark: dict[str, int] = {}  # calls of the recorder before the present call
 
     # --- main thread
 
     def live(self) -> None:
+        builtins.input = self.no_keyboard
+        self.send(0, "imported", None)
         threading.Thread(target=self.watch, name="ddp_course watcher", daemon=True).start()
         try:
             self.join()
-            self.send(0, "ready", cloudpickle.dumps(None))
+            self.send(0, "ready", (cloudpickle.dumps(None), recorder().whereabouts(self.rank)))
         except BaseException as error:  # whatever it is, the parent must hear of it
-            self.send(0, "raised", report.describe(error, self.rank, during="start"))
-        while call := self.calls.get():
+            self.send(0, "raised", describe(error, self.rank, during="start"))
+        while call := self.next_call():
             number, payload, sources = call
-            self.send(number, *self.answer(payload, sources))
+            try:
+                told = self.answer(payload, sources)
+            except BaseException as error:  # raised by a signal's handler, such as a DataLoader's for a dead worker
+                told = "raised", describe(error, self.rank)
+            self.send(number, *told)
         self.leave()
+
+    def next_call(self) -> tuple[int, bytes, dict] | None:
+        while True:
+            try:
+                return self.calls.get()
+            except RuntimeError:  # a late word about a dead worker; the call before is over
+                traceback.print_exc()
 
     def join(self) -> None:
         if self.settings.init:
@@ -129,13 +160,14 @@ class _Rank:
 
     def answer(self, payload: bytes, sources: dict[str, list[str]]) -> tuple[str, Any]:
         """Run one call of the learner's and return what to tell the parent."""
-        self.called_ns = time.time_ns()
-        flight.learn_sources(sources)
+        self.mark = recorder().mark()
+        recorder().oddities.clear()
+        lines.learn_sources(sources)
         try:
             fn, args = cloudpickle.loads(payload)
             result = fn(self.rank, self.settings.world_size, *args)
         except BaseException as error:  # SystemExit too: a rank answers, it does not leave
-            return "raised", report.describe(error, self.rank)
+            return "raised", describe(error, self.rank)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -143,14 +175,14 @@ class _Rank:
 
     def packed(self, fn: Callable, result: Any) -> tuple[str, Any]:
         try:
-            return "returned", cloudpickle.dumps(result)
+            return "returned", (checks.dumps(result), recorder().whereabouts(self.rank))
         except Exception as error:
             name = getattr(fn, "__name__", "the function")
             sentence = (
                 f"rank {self.rank}: {name} returned a {type(result).__name__} that cannot travel to the parent "
                 f"process ({error}); return numbers, strings, tensors, arrays or containers of them"
             )
-            return "raised", report.describe(TypeError(sentence), self.rank, during="result")
+            return "raised", describe(TypeError(sentence), self.rank, during="result")
 
     def leave(self) -> None:
         """End without the interpreter's own teardown, in which a DDP object's last threads may abort."""
@@ -163,6 +195,12 @@ class _Rank:
                 status = 1  # of which the parent warns
         sys.stdout.flush()
         os._exit(status)
+
+    def no_keyboard(self, prompt: object = "") -> str:
+        raise RuntimeError(
+            f"rank {self.rank}: input({prompt!r}) waits for a keyboard, and a rank has none; ask before the launch and "
+            "pass the answer on, as in launch(fn, world_size, args=(answer,))"
+        )
 
     # --- watcher thread
 
@@ -179,9 +217,8 @@ class _Rank:
             elif word == "end":
                 self.calls.put(None)
 
-    def where(self) -> flight.Whereabouts:
-        line = flight.own_line(flight.stack_of(self.main_thread))
-        return flight.Whereabouts(self.rank, "running", line, flight.recorded(self.called_ns))
+    def where(self) -> Whereabouts:
+        return recorder().whereabouts(self.rank, lines.own_line(lines.stack_of(self.main_thread)), self.mark)
 
     def send(self, number: int, word: str, content: Any) -> None:
         try:

@@ -3,13 +3,13 @@
 import pytest
 
 from ddp_course.diagnose.straggler import arrivals, find_straggler
-from ddp_course.launch.flight import Collective
+from ddp_course.launch.calls import Collective
 
 
 def record(times_ms, group="", first=1):
     """One rank's records: it enters collective `first`, `first` + 1, ... at these times."""
     return [
-        Collective(seq, seq, "all_reduce", "Float", ((1000,),), group, (0, 1, 2), True, 10**18 + int(at * 1e6))
+        Collective(seq, seq, "all_reduce", "float32", ((1000,),), group, (0, 1, 2), True, 10**18 + int(at * 1e6))
         for seq, at in enumerate(times_ms, first)
     ]
 

@@ -10,12 +10,13 @@ import pytest
 from ddp_course import draw
 from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.draw.failures import ALARM, LADDER, hang, ladder, lateness
-from ddp_course.launch.flight import Collective, Line, Whereabouts
+from ddp_course.launch.calls import Collective, Whereabouts
+from ddp_course.launch.lines import Line
 
 
 def calls(rank: int, n: int, entered: int, op: str = "all_reduce") -> list[Collective]:
     return [
-        Collective(i, i, op, "Float", ((4,),), "", tuple(range(n)), i < entered, 1000 * i + rank)
+        Collective(i, i, op, "float32", ((4,),), "", tuple(range(n)), i < entered, 1000 * i + rank)
         for i in range(1, entered + 1)
     ]
 

@@ -161,13 +161,17 @@ def launch_as_from_a_cell(fn):
     [
         ({"start_method": "fork"}, "use 'spawn' or 'forkserver'"),
         ({"rendezvous": "tcp"}, "groups.join_group"),
-        ({"timeout_s": 0}, "must be positive"),
+        ({"timeout_s": 0}, "must be more than 0 s"),
+        ({"timeout_s": "3"}, "timeout_s must be a number of seconds, not '3'"),
+        ({"limit_s": "x"}, "limit_s must be a number of seconds, not 'x'"),
+        ({"limit_s": -1}, "limit_s=-1: the time that a call may take, or None must be more than 0 s"),
+        ({"world_size": 100_000}, "world_size=100000: a rank is a process of about 100 MB, so this machine holds"),
         ({"backend": "mpi"}, "backend='mpi' is unknown"),
     ],
 )
 def test_a_wrong_setting_is_named(settings, says):
-    with pytest.raises(ValueError, match=says):
-        launch(on_ranks.add_ranks, 2, **settings)
+    with pytest.raises((ValueError, TypeError), match=says):
+        launch(on_ranks.add_ranks, **{"world_size": 2} | settings)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 64, reason="this host has 64 GPUs")

@@ -18,29 +18,29 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 from ddp_course.diagnose.straggler import find_straggler
-from ddp_course.launch import flight
+from ddp_course.launch.interception import mark, recorded
 
 # --- One rank is slow ------------------------------------------------------------------------------
 
 
 def slow_one_rank_down() -> Diagnosis:
     def train(rank, world_size):
-        begin_ns = time.time_ns()
+        begin = mark()
         for _ in range(10):
             time.sleep(0.06 if rank == 2 else 0.02)  # the batch; rank 2 reads from a slower disk
             dist.all_reduce(torch.ones(1000))
-        return flight.recorded(begin_ns)
+        return recorded(begin)
 
     return watch(train, world_size=3, check=find_straggler)
 
 
 def even_out_the_work() -> Diagnosis:
     def train(rank, world_size):
-        begin_ns = time.time_ns()
+        begin = mark()
         for _ in range(10):
             time.sleep(0.04)
             dist.all_reduce(torch.ones(1000))
-        return flight.recorded(begin_ns)
+        return recorded(begin)
 
     return watch(train, world_size=3, check=find_straggler)
 
@@ -91,7 +91,7 @@ def run_out_of_batches() -> Diagnosis:
         for batch in batches:
             model(batch).sum().backward()
 
-    return watch(train, world_size=2)
+    return watch(train, world_size=3)
 
 
 def join_the_others() -> Diagnosis:
@@ -102,7 +102,7 @@ def join_the_others() -> Diagnosis:
             for batch in batches:
                 model(batch).sum().backward()
 
-    return watch(train, world_size=2)
+    return watch(train, world_size=3)
 
 
 FAULTS = (

@@ -1,0 +1,72 @@
+"""Do all ranks make the same call?
+
+If one rank sums float32 and another int32, or one asks for the maximum and another for the sum, gloo and NCCL see
+nothing wrong: they add the bytes. So before a rank enters its n-th call on a group, it writes what it is about to do
+where all ranks of this machine can read it, and reads what the others have written for theirs. The second to come sees
+the difference, and raises before anything is sent.
+
+Left out on purpose: ranks on other machines, and messages from one rank to another.
+Read next: `recorder.py`, which asks this before each call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+
+SLOTS, SLOT_BYTES = 256, 192  # of each rank; a rank may be this many calls ahead of another
+_KEY = struct.Struct("<IIQ")  # group, which group of this name, number of the call; all zero: nothing is written
+
+
+class Disagreement(RuntimeError):
+    """Two ranks are about to do different things in the same call."""
+
+
+class SharedCalls:
+    """What each rank of this machine is doing in its latest calls, in memory that all of them share.
+
+    Args:
+        path: of a file that the ranks of one launch share; whoever comes first makes it.
+    """
+
+    def __init__(self, path: str, rank: int, world_size: int):
+        self.rank = rank
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, world_size * SLOTS * SLOT_BYTES)
+        self._map = mmap.mmap(file, 0)
+        os.close(file)
+
+    def check(self, group: str, born: int, seq: int, doing: str, members: Iterable[int]) -> None:
+        """Write what this rank is about to do in call number `seq` of the group, and read what the others wrote.
+
+        Args:
+            born: which group of this name it is: names come again once all groups have ended.
+        Raises:
+            Disagreement: another rank is about to do something else; says what.
+        """
+        key = _KEY.pack(zlib.crc32(group.encode()), born, seq)
+        slot = (zlib.crc32(group.encode()) + seq) % SLOTS
+        text = doing.encode()[: SLOT_BYTES - _KEY.size].ljust(SLOT_BYTES - _KEY.size, b"\0")
+        start = self._start(self.rank, slot)
+        self._map[start : start + _KEY.size] = bytes(_KEY.size)  # whoever reads now finds nothing
+        self._map[start + _KEY.size : start + SLOT_BYTES] = text
+        self._map[start : start + _KEY.size] = key
+        for other in members:
+            theirs = self._read(other, slot)
+            # Read again: the other may have been writing. What it writes for a later call has another key.
+            if theirs[: _KEY.size] == key and theirs[_KEY.size :] != text and theirs == self._read(other, slot):
+                found = theirs[_KEY.size :].rstrip(b"\0").decode(errors="replace")
+                raise Disagreement(
+                    f"rank {self.rank} calls {doing}, where rank {other} calls {found}: every rank must make the "
+                    "same calls, in the same order, with the same shapes and dtypes"
+                )
+
+    def _start(self, rank: int, slot: int) -> int:
+        return (rank * SLOTS + slot) * SLOT_BYTES
+
+    def _read(self, rank: int, slot: int) -> bytes:
+        start = self._start(rank, slot)
+        return self._map[start : start + SLOT_BYTES]

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import gc
 import os
 import re
 import socket
 import warnings
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -63,6 +65,8 @@ class Checkpointer:
         ...
         checkpoints.save(state, step)                  # on every rank; rank 0's state is written
     """
+
+    _writers: ClassVar[weakref.WeakValueDictionary[tuple[int, int, int], Checkpointer]] = weakref.WeakValueDictionary()
 
     def __init__(self, folder: str | Path, keep: int = 3, group: dist.ProcessGroup | None = None) -> None:
         """Name the folder; nothing is read or written yet.
@@ -156,8 +160,9 @@ class Checkpointer:
         self._become_the_writer()
         save_checkpoint(self.path_of(step), state)
         self._set_later_ones_aside(step)
-        for old in self.steps()[: -self.keep]:  # only now, with the new one safe
-            self.path_of(old).unlink()
+        files = [path for path in map(self.path_of, self.steps()) if path.is_file()]
+        for old in files[: -self.keep]:  # only now, with the new one safe
+            old.unlink()
 
     def _become_the_writer(self) -> None:
         """Lock the folder, once, and remove what a killed writer left unfinished.
@@ -169,6 +174,7 @@ class Checkpointer:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_a_second_in_this_process()
             lock = open(self.folder / LOCK, "a+")  # noqa: SIM115
         except OSError as error:
             raise CheckpointError(f"cannot write into {self.folder}: {error.strerror}; choose another") from error
@@ -191,6 +197,19 @@ class Checkpointer:
         for path in self.folder.iterdir():
             if UNFINISHED.fullmatch(path.name):  # nobody else's, since the folder is ours
                 path.unlink()
+
+    def _refuse_a_second_in_this_process(self) -> None:
+        """The lock cannot: it is the process's, and closing a second one would even end the first."""
+        found = self.folder.stat()
+        key = found.st_dev, found.st_ino, os.getpid()
+        if key in self._writers:
+            gc.collect()  # it may be gone, but for a cycle that an error of its own has left
+        if self._writers.setdefault(key, self)._lock:
+            raise CheckpointError(
+                f"another Checkpointer of this program is writing into {self.folder}; close() that one, or give this "
+                "one a folder of its own"
+            )
+        self._writers[key] = self
 
     def _set_later_ones_aside(self, step: int) -> None:
         """A run that went back to an earlier step leaves later files behind, and they would be taken for the latest."""

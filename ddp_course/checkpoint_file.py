@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 import re
 import shutil
+import stat
 import zipfile
 import zlib
 from contextlib import suppress
@@ -185,14 +187,17 @@ def load_sealed(path: str | Path, map_location: Any, seal: str | None = None) ->
     Collective: none.
     """
     try:
-        with open(path, "rb") as file:
+        with _open_plain(path) as file:
             found = check_seal(file, path)
             if seal not in (None, found):
                 raise CheckpointError(
                     f"{path} is another file than rank 0's of that name; use a folder that all hosts share"
                 )
+            refuse_what_swells(file, path)
             file.seek(0)
             return torch.load(file, map_location=map_location, weights_only=True), found
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(
             f"there is no checkpoint at {path}; leave resume out for the first run, and on several hosts use a "
@@ -205,6 +210,36 @@ def load_sealed(path: str | Path, map_location: Any, seal: str | None = None) ->
             f"{path} was refused: it holds more than tensors and plain values, and loading that could run code; "
             f"nothing of it was run. {str(error).partition(chr(10))[0]}"
         ) from error
+    except Exception as error:  # sealed as it is, and no checkpoint: torch's reader then raises whatever it stumbles on
+        raise CheckpointError(
+            f"{path} is sealed, but what is in it is no checkpoint ({type(error).__name__}: {error}); use an older one"
+        ) from error
+
+
+def _open_plain(path: str | Path) -> BinaryIO:
+    """Open a file for reading, without waiting for the other end of a pipe that has a checkpoint's name."""
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise CheckpointError(f"{path} is no file but a folder, a pipe or a device; move it away")
+    return file
+
+
+def refuse_what_swells(file: BinaryIO, path: str | Path) -> None:
+    """Refuse a file that would take more memory than its own bytes, before any is taken.
+
+    torch.save compresses nothing and knows no bytearray; whoever made such a file may ask for any number of bytes.
+
+    Raises:
+        CheckpointError: something in it is compressed, or is only named by its length.
+    """
+    with zipfile.ZipFile(file) as archive:
+        packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+        pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl") and not packed]
+    named = [arg for content in pickles for opcode, arg, _ in pickletools.genops(content) if opcode.name == "GLOBAL"]
+    if packed or any("bytearray" in name for name in named):
+        what = f"{packed[0]} is compressed" if packed else "it holds a bytearray"
+        raise CheckpointError(f"{path} was refused: {what}, which torch.save never does; it could take any memory")
 
 
 def check_seal(file: BinaryIO, path: str | Path) -> str:

@@ -133,6 +133,36 @@ def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_gone(tmp_
     assert second.steps() == [1, 2]
 
 
+def test_two_writers_of_one_program_refuse_each_other(tmp_path):
+    first, second = Checkpointer(tmp_path), Checkpointer(tmp_path)
+    first.save({"step": 1}, 1)
+    with pytest.raises(
+        CheckpointError, match=r"another Checkpointer of this program is writing into .*; close\(\) that"
+    ):
+        second.save({"step": 2}, 2)
+    first.save({"step": 3}, 3)  # its lock still holds
+    assert first.steps() == [1, 3]
+    first.close()
+    second.save({"step": 4}, 4)
+    del second  # a cell that is run again leaves one behind, unclosed
+    third = Checkpointer(tmp_path, keep=1)
+    third.save({"step": 5}, 5)
+    assert third.steps() == [5]
+
+
+def test_a_folder_that_is_called_as_a_checkpoint_is_passed_over(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.path_of(7).mkdir()
+    with pytest.warns(UserWarning, match="set-aside"):  # it is later
+        checkpoints.save({"step": 3}, 3)
+    checkpoints.path_of(2).mkdir()
+    checkpoints.save({"step": 4}, 4)
+    os.mkfifo(checkpoints.path_of(9))
+    with pytest.warns(UserWarning, match="no file but a folder, a pipe or a device"):
+        assert checkpoints.load_latest().step == 4
+    assert checkpoints.path_of(2).is_dir() and not checkpoints.path_of(3).exists()
+
+
 def test_several_ranks_without_a_group_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

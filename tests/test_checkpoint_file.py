@@ -7,6 +7,7 @@ import pickle
 import random
 import resource
 import zipfile
+import zlib
 
 import pytest
 import torch
@@ -220,3 +221,56 @@ def test_a_checkpoint_that_carries_code_is_refused_unrun(tmp_path, monkeypatch):
     assert not os.path.exists("sprung")
     torch.load("trap.pt", weights_only=False)  # and the trap is a real one
     assert os.path.exists("sprung")
+
+
+# --- Files that somebody has made up and sealed ------------------------------------------------------
+
+
+def sealed(content: bytes) -> bytes:
+    """Any zip archive with the seal that fits it."""
+    checksum = zlib.crc32(b"\0\0", zlib.crc32(content[:-2]))
+    return content[:-2] + b"\x0e\x00crc32:" + f"{checksum:08x}".encode()
+
+
+def archive(pickled: bytes | None = None, storage: bytes = bytes(16), how: int = zipfile.ZIP_STORED) -> bytes:
+    """What torch.save writes for four zeros, with another pickle, or other bytes of the tensor."""
+    usual, made = io.BytesIO(), io.BytesIO()
+    torch.save({"a": torch.zeros(4)}, usual)
+    with zipfile.ZipFile(usual) as source, zipfile.ZipFile(made, "w") as target:
+        for name in source.namelist():
+            content = {"data.pkl": pickled, "0": storage}.get(name.rpartition("/")[2])
+            target.writestr(name, source.read(name) if content is None else content, how)
+    return made.getvalue()
+
+
+class Swells:
+    def __reduce__(self):
+        return bytearray, (3 << 30,)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (archive(pickle.dumps({"a": Swells()}, 2)), "was refused: it holds a bytearray"),
+        (archive(storage=bytes(1 << 28), how=zipfile.ZIP_DEFLATED), "data.pkl is compressed, which torch.save never"),
+        (archive(b""), "is sealed, but what is in it is no checkpoint"),
+        (archive(b"\x80\x02."), "IndexError"),
+        (archive(storage=bytes(8)), "is sealed, but what is in it is no checkpoint"),
+    ],
+)
+def test_sealed_nonsense_is_an_error_and_takes_no_memory(path, content, said):
+    path.parent.mkdir()
+    path.write_bytes(sealed(content))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(path, "cpu")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_an_error_and_is_not_waited_for(path, make):
+    path.parent.mkdir()
+    make(path)
+    with pytest.raises(CheckpointError, match=r"no file but a folder, a pipe or a device|Is a directory"):
+        load_checkpoint(path, "cpu")

@@ -190,8 +190,18 @@ class SimulatedLink:
             pairs = zip(self._real_ends_s[shown], self._timetable[shown], strict=True)
             return [max(0.0, real_end_s - span.end_s) for real_end_s, span in pairs]
 
+    def real_s(self) -> list[float]:
+        """How long the all_reduce of each message of `spans` really took on this rank, since its last rank's launch.
+
+        Ask when none is under way.
+        """
+        with self._changed:
+            shown = slice(self._shown_from, len(self._timetable))
+            pairs = zip(self._real_ends_s[shown], self._launches[shown], strict=True)
+            return [max(0.0, real_end_s - launch_s) for real_end_s, launch_s in pairs]
+
     def clear(self) -> None:
-        """Let `spans`, `launches` and `late_s` begin with the next message; call it when none is under way."""
+        """Let `spans` and what goes with it begin with the next message; call it when none is under way."""
         with self._changed:
             self._shown_from = len(self._timetable)
 

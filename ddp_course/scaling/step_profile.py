@@ -33,7 +33,7 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What a step is made of, without communication; the last three say what communication adds beside the link."""
+    """What a step is made of, without communication; the last five say what communication adds beside the link."""
 
     forward_s: float
     gradients: tuple[Gradient, ...]  # last parameter first, as buckets are filled
@@ -42,6 +42,12 @@ class Profile:
     launch_s: float = 0.0  # by which a bucket's launch delays the rest of backward
     busy_s_per_byte: float = 0.0  # and each byte of it: copies, and the collective's own work on the same cores
     finish_s: float = 0.0  # from the arrival of the last bucket until backward returns
+    own_s: float = 0.0  # what an all_reduce takes on this machine, whatever link is simulated, for each bucket
+    own_s_per_byte: float = 0.0  # and for each byte of it
+
+    def own_seconds(self, nbytes: float) -> float:
+        """Return what an all_reduce of `nbytes` takes on this machine; 0 where that has not been measured."""
+        return self.own_s + nbytes * self.own_s_per_byte
 
     @property
     def nbytes(self) -> int:
@@ -159,18 +165,18 @@ def median_profile(profiles: Sequence[Profile]) -> Profile:
         for same in zip(*(profile.gradients for profile in profiles), strict=True)
     )
     backward_s = statistics.median(profile.backward_s for profile in profiles)
-    return Profile(
-        statistics.median(profile.forward_s for profile in profiles),
-        gradients,
-        max(backward_s, *(gradient.ready_s for gradient in gradients)),
-        statistics.median(profile.optimizer_s for profile in profiles),
-        profiles[0].launch_s,
-        profiles[0].busy_s_per_byte,
-        profiles[0].finish_s,
+    return replace(
+        profiles[0],
+        forward_s=statistics.median(profile.forward_s for profile in profiles),
+        gradients=gradients,
+        backward_s=max(backward_s, *(gradient.ready_s for gradient in gradients)),
+        optimizer_s=statistics.median(profile.optimizer_s for profile in profiles),
     )
 
 
-def with_overheads(profile: Profile, late_s: Mapping[int, float], finish_s: float = 0.0) -> Profile:
+def with_overheads(
+    profile: Profile, late_s: Mapping[int, float], finish_s: float = 0.0, own_s: Mapping[float, float] | None = None
+) -> Profile:
     """Add what communication takes from computing, found with a link that is no obstacle.
 
     Args:
@@ -178,11 +184,19 @@ def with_overheads(profile: Profile, late_s: Mapping[int, float], finish_s: floa
             A straight line through them has `launch_s` as its slope; its height, shared among the bytes, is
             `busy_s_per_byte`.
         finish_s: as in `Profile`.
+        own_s: for two or more sizes in bytes, what an all_reduce takes on this machine; None is no time at all.
     Raises:
-        ValueError: fewer than two numbers of buckets.
+        ValueError: fewer than two numbers of buckets, or sizes.
     """
     if len(late_s) < 2:
         raise ValueError(f"expected the seconds of two numbers of buckets or more, found {len(late_s)}")
     slope, height = statistics.linear_regression(list(late_s), list(late_s.values()))
-    busy_s_per_byte = max(0.0, height) / profile.nbytes
-    return replace(profile, launch_s=max(0.0, slope), busy_s_per_byte=busy_s_per_byte, finish_s=finish_s)
+    found = replace(
+        profile, launch_s=max(0.0, slope), busy_s_per_byte=max(0.0, height) / profile.nbytes, finish_s=finish_s
+    )
+    if own_s is None:
+        return found
+    if len(own_s) < 2:
+        raise ValueError(f"expected the seconds of two sizes or more, found {len(own_s)}")
+    per_byte, start = statistics.linear_regression(list(own_s), list(own_s.values()))
+    return replace(found, own_s=max(0.0, start), own_s_per_byte=max(0.0, per_byte))

@@ -10,7 +10,8 @@ How noise is kept out: one thread a rank; a block is one step of each case, in a
 communicates nothing among them, of which the profile is made; a step takes as long as its slowest rank, and medians
 are taken over the blocks. What communication adds beside the link is found with a link that is no obstacle and that no
 case has: by how much the last gradient is late, for two bucket sizes, and how long backward goes on after the last
-bucket. The prediction is made of nothing else.
+bucket; and how long the all_reduce that really runs takes, for two sizes of bucket. The prediction is made of nothing
+else. A bucket takes the longer of the link's time and the machine's own; the table says which.
 
 Left out on purpose: real networks, where nobody could say what the link did.
 Read next: `ddp_course/scaling/simulate.py`, the prediction; `measure.py`, what is made of the samples.
@@ -35,7 +36,7 @@ from ddp_course import RankError, RankPool
 from ddp_course.parallel import BucketedDDP
 from ddp_course.parallel.bucketing import MIB
 from ddp_course.scaling.link import LINKS, Link, SimulatedLink
-from ddp_course.scaling.simulate import predict
+from ddp_course.scaling.simulate import Prediction, predict
 from ddp_course.scaling.step_profile import Profile, median_profile, profile_step, with_overheads
 from tests.benchmarks.measure import Plan, Result, Row, Target, limit
 
@@ -123,6 +124,7 @@ class Step:
     busy_s: tuple[float, ...]  # of the link, for each bucket
     hidden_s: float  # of that, before the last launch
     finish_s: float  # from the last bucket's arrival to the step's end
+    real_s: tuple[float, ...]  # for each bucket, of the all_reduce that really ran
 
 
 @dataclass
@@ -204,7 +206,7 @@ def timed_step(
     arrived_s = max(span.end_s + late_s for span, late_s in zip(spans, link.late_s(), strict=True))
     hidden_s = sum(max(0.0, min(span.end_s, last_s) - span.start_s) for span in spans)
     busy_s = tuple(span.end_s - span.start_s for span in spans)
-    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s)
+    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s, tuple(link.real_s()))
 
 
 # --- What is made of it ----------------------------------------------------------------------------
@@ -226,29 +228,35 @@ def plain_s(profile: Profile) -> float:
 
 def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
     """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks."""
-    profiles, late_s, ends_s = by_rank[0].profiles, {}, []
+    profiles, late_s, ends_s, own_s = by_rank[0].profiles, {}, [], {}
     for case in OVERHEADS:
         pairs = list(zip(by_rank[0].steps[case], profiles, strict=True))
         buckets = len(pairs[0][0].busy_s) - 1  # after the last launch nothing of backward is left to be late
         late_s[buckets] = statistics.median(s.last_launch_s - p.forward_s - p.backward_s for s, p in pairs)
         slowest = (max(block, key=lambda step: step.seconds) for block in blocks_of(by_rank, case))
+        of_last_rank = [
+            max(real) for block in blocks_of(by_rank, case) for real in zip(*(s.real_s for s in block), strict=True)
+        ]
+        own_s[case.layers * profiles[0].nbytes / LAYERS] = statistics.median(of_last_rank)
         ends_s += [step.finish_s - profile.optimizer_s for step, profile in zip(slowest, profiles, strict=True)]
-    return [with_overheads(profile, late_s, max(0.0, statistics.median(ends_s))) for profile in profiles]
+    return [with_overheads(profile, late_s, max(0.0, statistics.median(ends_s)), own_s) for profile in profiles]
 
 
-def predictions(profiles: list[Profile], case: Case, world_size: int) -> list[float]:
-    """Return the predicted step of each block: a prediction of the median would miss what noise adds to a maximum."""
+def predictions(profiles: list[Profile], case: Case, world_size: int) -> list[Prediction]:
+    """Predict the step of each block: a prediction of the median would miss what noise adds to a maximum."""
     cap = case.layers * profiles[0].nbytes / LAYERS
-    return [predict(profile, cap, world_size, case.link, first_cap_bytes=cap).step_s for profile in profiles]
+    return [predict(profile, cap, world_size, case.link, first_cap_bytes=cap) for profile in profiles]
 
 
 def step_rows(name: str, by_rank: list[Found], world_size: int) -> list[Row]:
     """For each case the measured and the predicted step, and by how many per cent the prediction is off."""
     profiles, rows = with_measured_overheads(by_rank), []
     for case in CASES[name]:
-        seconds, predicted = slowest_of(by_rank, case), predictions(profiles, case, world_size)
+        seconds, found = slowest_of(by_rank, case), predictions(profiles, case, world_size)
+        predicted, own = [each.step_s for each in found], sum(found[0].own)
+        bound = "the link" if not own else f"the machine in {own} of {len(found[0].own)} buckets"
         error = 100 * (statistics.median(predicted) / statistics.median(seconds) - 1)
-        what = f"{name}, simulated {case.link.name}, {case.layers} layers a bucket"
+        what = f"{name}, simulated {case.link.name}, {case.layers} layers a bucket, bounded by {bound}"
         key = f"{name}_{case.link.name.replace(' ', '').replace('/', '').lower()}_{case.layers}"
         rows += [
             Row(f"measured_{key}", f"{what}: measured", world_size, samples=seconds),
@@ -270,7 +278,7 @@ def sweep_rows(by_rank: list[Found], world_size: int) -> list[Row]:
                 f"predicted_sweep_{layers:g}",
                 f"{what}: predicted",
                 world_size,
-                samples=predictions(profiles, case, world_size),
+                samples=[each.step_s for each in predictions(profiles, case, world_size)],
             ),
         ]
     best = [min(range(len(SWEEP)), key=lambda place: rows[2 * place + which].median) for which in (0, 1)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ddp_course.models import resnet18_small
@@ -37,6 +39,16 @@ def test_buckets_queue_where_the_link_is_slow():
     assert talk(found) == [(3.0, 5.0), (5.0, 7.0), (7.0, 9.0), (9.0, 11.0)]
     assert (found.step_s, found.exposed_s, found.hidden_s) == (12.0, 5.0, 3.0)
     assert "bandwidth bounds the step" in found.bound
+
+
+def test_a_bucket_takes_the_longer_of_the_links_time_and_the_machines_own():
+    profile = dataclasses.replace(FOUR, own_s=1.5, own_s_per_byte=0.005)  # 2 s for 100 bytes, 2.5 s for 200
+    found = predict(profile, [["d", "c"], ["b"], ["a"]], 2, of(2.25))
+    assert talk(found) == [(4.0, 8.5), (8.5, 10.75), (10.75, 13.0)] and found.own == (False, False, False)
+    found = predict(profile, [["d", "c"], ["b"], ["a"]], 2, of(1.5))
+    assert talk(found) == [(4.0, 7.0), (7.0, 9.0), (9.0, 11.0)] and found.own == (False, True, True)
+    assert found.step_s == 12.0 and "own all_reduce bounds the step" in found.bound
+    assert predict(profile, EACH, 1, of(1.5)).step_s == 7.0
 
 
 def test_one_bucket_hides_nothing():

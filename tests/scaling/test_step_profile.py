@@ -30,6 +30,14 @@ def test_overheads_are_a_line_over_the_number_of_buckets():
         step_profile.with_overheads(FOUR, {2: 0.5})
 
 
+def test_the_machines_own_all_reduce_is_a_line_over_the_bytes():
+    found = step_profile.with_overheads(FOUR, {2: 0.5, 6: 0.7}, own_s={100: 0.3, 400: 0.6})
+    assert found.own_seconds(200) == pytest.approx(0.4) == step_profile.median_profile([found]).own_seconds(200)
+    assert FOUR.own_seconds(200) == 0
+    with pytest.raises(ValueError, match="expected the seconds of two sizes or more, found 1"):
+        step_profile.with_overheads(FOUR, {2: 0.5, 6: 0.7}, own_s={100: 0.3})
+
+
 def test_the_median_profile_has_the_median_of_every_moment():
     other = Profile(5.0, tuple(g._replace(ready_s=g.ready_s * 3) for g in FOUR.gradients), 12.0, 0.5)
     third = Profile(3.0, tuple(g._replace(ready_s=g.ready_s + 1) for g in FOUR.gradients), 5.0, 2.0)

@@ -42,7 +42,7 @@ class BucketedDDP(nn.Module):
         forward_sync_buffers: give every rank rank 0's buffers before the forward pass that follows an averaged one.
         broadcast_buffers: the older name of the same; False also keeps each rank's buffers at construction.
         find_unused_parameters: allow parameters that take no part in a pass, at the price of a walk through the
-            graph and one more all_reduce. A gradient that no rank has computed stays as it was.
+            graph and one more all_reduce. A gradient that no rank has computed stays None.
         gradient_as_bucket_view: let `param.grad` be the bucket's own memory, which saves a copy of all gradients.
     Raises:
         ValueError: nothing to train, or a layer with sparse gradients.
@@ -179,6 +179,7 @@ class BucketedDDP(nn.Module):
 
     def _finish(self) -> None:
         """Called by autograd when backward has nothing left to compute: wait for the averages."""
+        self._used |= {param for param in self._in_graph if param.grad is not None}  # as torch counts
         for bucket in self._work:
             bucket.wait_only_for(set())  # what is in the graph, and yet the loss did not lead there
         self._launch_full_buckets()

@@ -42,7 +42,6 @@ class GradBucket:
         """Get ready for a backward pass."""
         self.waiting_for = set(range(len(self.params)))  # the slots whose gradient is not there yet
         self.taken: set[int] = set()  # the slots that are copied and scaled already
-        self.left_out: set[int] = set()  # the slots that this pass gives no gradient
         self.launched: dist.Work | torch.futures.Future | None = None
 
     def call_when_ready(self, call: Callable[[], Callable[[GradBucket, int], None]]) -> Iterator[RemovableHandle]:
@@ -85,15 +84,9 @@ class GradBucket:
             if as_view:
                 param.grad = view
 
-    @torch.no_grad()
     def wait_only_for(self, params: set[nn.Parameter]) -> None:
-        """Leave out the others: what they have added up so far counts, or zero."""
-        for slot in [slot for slot in self.waiting_for if self.params[slot] not in params]:
-            self.waiting_for.discard(slot)
-            self.left_out.add(slot)
-            view, param = self.views[slot], self.params[slot]
-            if param.grad is view:  # averages are written there; if no rank has used it, the gradient stays as it was
-                param.grad = view.clone()
+        """Do not wait for the others: what they have added up so far counts, or zero."""
+        self.waiting_for = {slot for slot in self.waiting_for if self.params[slot] in params}
 
     @torch.no_grad()
     def launch(self, scale: float, as_views: bool, group: dist.ProcessGroup | None, hook: Callable | None) -> None:
@@ -110,7 +103,7 @@ class GradBucket:
             elif param.grad is not view:
                 copies.append(view)
                 grads.append(param.grad)
-                if as_views and slot not in self.left_out:
+                if as_views:
                     param.grad = view
         if copies:
             torch._foreach_copy_(copies, grads)
@@ -136,8 +129,6 @@ class GradBucket:
                 param.grad = view if as_views else view.clone()
             elif not as_views:
                 param.grad.copy_(view)
-            elif slot in self.left_out:
-                param.grad = view
             elif param.grad is not view:
                 raise RuntimeError(
                     f"{self.plan.names[slot]}: its gradient was replaced during backward, as by a second wrapper whose "

@@ -97,7 +97,7 @@ def test_mistakes_are_named(two_ranks):
 @pytest.mark.timeout(60)
 def test_a_rank_that_skips_backward_is_named():
     with pytest.raises(RankError) as caught:
-        on(2, on_ranks.skip_backward, timeout_s=2)
+        on(3, on_ranks.skip_backward, timeout_s=2)
     assert caught.value.kind == "hung" and caught.value.rank == 1
     assert "rank 1 never entered all_reduce" in str(caught.value)
 

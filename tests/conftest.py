@@ -13,6 +13,10 @@ from ddp_course.grading import progress
 os.environ[progress.VARIABLE] = ""  # the tests' checks are nobody's progress
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-seed", type=int, action="append", default=[], help="run this random program; repeatable")
+
+
 @pytest.fixture(scope="session")
 def two_ranks():
     """Two quiet ranks for tests that need a group and leave it in step."""

@@ -1,0 +1,159 @@
+"""Which random programs tell ours from torch's, and what is the smallest such program?
+
+For each seed a case is drawn and compared on ranks that stay. A case that differs is made smaller, operation by
+operation and block by block, as long as it still differs in the same way.
+
+    python -m tests.parallel.fuzz_on_ranks 17                  # one seed
+    python -m tests.parallel.fuzz_on_ranks 0-299 --brief       # many: one line for each difference
+
+Read next: `fuzz_programs.py`, what a case is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ddp_course import RankError, RankPool
+from tests.parallel import fuzz_on_ranks as on_ranks
+from tests.parallel.fuzz_programs import Case, random_case
+
+OURS = "ddp_course.parallel:BucketedDDP"
+TIMEOUT_S = 10.0  # in one collective: programs take well below a second
+LIMIT_S = 40.0  # for one program on both wrappers
+SHRINK_S = 30.0
+
+
+@dataclass
+class Difference:
+    """A case that tells the wrappers apart: what differed, by rank, and the smallest case found."""
+
+    case: Case
+    kind: str
+    text: str
+    smallest: Case | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.kind}: {self.text}", str(self.case)]
+        if self.smallest and self.smallest != self.case:
+            parts += ["smallest that still differs:", str(self.smallest)]
+        return "\n".join(parts)
+
+
+class Search:
+    """Compares cases on ranks that stay, one set of ranks per world size, replaced when a case has spoilt it."""
+
+    def __init__(self, ours: str = OURS):
+        self.ours = ours
+        self.pools: dict[int, RankPool] = {}
+        self.found: list[on_ranks.Found] = []  # rank 0's, of every case that ran to its end
+
+    def __enter__(self) -> Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for world_size in list(self.pools):
+            self.end(world_size)
+
+    def pool(self, world_size: int) -> RankPool:
+        if world_size not in self.pools or not self.pools[world_size].alive:
+            self.pools[world_size] = RankPool(
+                world_size, backend="gloo", start_method="forkserver", timeout_s=TIMEOUT_S, quiet=True
+            )
+        return self.pools[world_size]
+
+    def end(self, world_size: int) -> None:
+        self.pools.pop(world_size).__exit__(RankError)  # at once: the ranks may be out of step
+
+    def compare(self, case: Case) -> Difference | None:
+        """Return how the wrappers differ in `case`, or None.
+
+        Raises:
+            RankError: torch's wrapper, alone, does not come to an end either.
+        """
+        try:
+            answers = self.pool(case.world_size).run(on_ranks.compare, (case, self.ours), limit_s=LIMIT_S)
+        except RankError as error:
+            self.end(case.world_size)
+            self.pool(case.world_size).run(on_ranks.play_alone, (case,), limit_s=LIMIT_S)
+            return Difference(case, "hangs" if error.kind == "hung" else error.kind, error.report)
+        self.found.append(answers[0])
+        different = [(rank, answer) for rank, answer in enumerate(answers) if answer.kind]
+        if not different:
+            return None
+        if {answer.kind for _, answer in different} & {"raises", "hangs"}:
+            self.end(case.world_size)  # messages may be left that nobody has taken
+        text = "\n".join(f"rank {rank}: {answer.text}" for rank, answer in different)
+        return Difference(case, different[0][1].kind, text)
+
+    def smallest(self, difference: Difference) -> Difference:
+        """Drop operations and blocks, one by one, while the case differs in the same kind."""
+        difference.smallest, deadline = difference.case, time.monotonic() + SHRINK_S
+        smaller = True
+        while smaller:
+            smaller = False
+            for case in simpler(difference.smallest):
+                if time.monotonic() > deadline:
+                    return difference
+                try:
+                    again = self.compare(case)
+                except RankError:  # a program that torch cannot carry out
+                    self.end(case.world_size)
+                    continue
+                if again and again.kind == difference.kind:
+                    difference.smallest, difference.text, smaller = case, again.text, True
+                    break
+        return difference
+
+    def differences(self, seeds: Iterable[int], shrink: bool = True) -> Iterator[Difference]:
+        """Compare the case of each seed, and yield those that differ, made smaller if `shrink`."""
+        for seed in seeds:
+            if difference := self.compare(random_case(seed)):
+                yield self.smallest(difference) if shrink else difference
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    """Every case with one thing less."""
+    for index in reversed(range(len(case.program))):
+        if case.program[index].name != "wrap":
+            yield replace(case, program=case.program[:index] + case.program[index + 1 :])
+    blocks = case.net.blocks
+    for index in reversed(range(len(blocks))):
+        if all(block.tied_to is None for block in blocks[index:]):  # others' numbers stay
+            yield replace(case, net=replace(case.net, blocks=blocks[:index] + blocks[index + 1 :]))
+    for index, block in enumerate(blocks):
+        plain = replace(block, twice=False, checkpoint="", dtype=case.net.dtype, frozen=False)
+        if block != plain and block.tied_to is None:
+            yield replace(case, net=replace(case.net, blocks=blocks[:index] + (plain,) + blocks[index + 1 :]))
+    if case.hook != "none":
+        yield replace(case, hook="none")
+    if case.second:
+        yield replace(case, second=False)
+    if case.wrapping["bucket_cap_mb"] != 25:
+        yield replace(case, wrapping={**case.wrapping, "bucket_cap_mb": 25})
+    if case.world_size == 3:
+        yield replace(case, world_size=2)
+
+
+def main() -> None:
+    """Compare the seeds named on the command line."""
+    parser = argparse.ArgumentParser(description="Compare random programs on torch's DDP and on ours.")
+    parser.add_argument("seeds", nargs="+", help="17, or 0-299")
+    parser.add_argument("--ours", default=OURS, help="module:name of the class that is compared with torch's")
+    parser.add_argument("--brief", action="store_true", help="one line for each difference, and nothing made smaller")
+    options = parser.parse_args()
+    ranges = [[int(end) for end in text.split("-")] for text in options.seeds]
+    seeds = [seed for one in ranges for seed in range(one[0], one[-1] + 1)]
+    start, count = time.monotonic(), 0
+    with Search(options.ours) as search:
+        for difference in search.differences(seeds, shrink=not options.brief):
+            count += 1
+            line = f"seed {difference.case.seed}, {difference.kind}: {difference.text.splitlines()[0]}"
+            print(line if options.brief else f"{difference}\n", flush=True)
+        raised = sum(bool(found.torch_error) for found in search.found)
+    print(
+        f"{len(seeds)} programs, {count} differ; torch raised in {raised} of those that ran; "
+        f"{time.monotonic() - start:.1f} s"
+    )

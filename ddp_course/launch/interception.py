@@ -1,9 +1,9 @@
 """How does one see every collective that torch is asked for, whoever asks?
 
 Each of them passes torch's dispatcher: those of a Python function, of DDP's C++ reducer, functional ones. Our kernel
-stands there before the backend's, tells the recorder, and hands the call on. Three things pass no dispatcher: a rank
-that waits at the store, that makes a group, or that ends one. torch's own functions for these are wrapped. All that is
-private in torch is here; where it is missing, a report says less.
+stands there before the backend's, tells the recorder, and hands the call on. Four things pass no dispatcher: a rank that
+waits for a call or at the store, that makes a group, or that ends one. torch's own functions for these are wrapped. All
+that is private in torch is here; where it is missing, a report says less.
 
 Left out on purpose: what happens on the wire. Telling the recorder costs some 30 microseconds a call.
 Read next: `recorder.py`, which is told.
@@ -98,10 +98,9 @@ class _Groups:
                 return None
             name = group.group_name
             label = "" if group.group_desc == "default_pg" else f"subgroup {name[:8]}"
-            same_sizes = group.name() == "gloo"
             if self._born[name]:
                 self._recorder.forget(label)
-            facts = GroupFacts(name, self._born[name], label, members, members[group.rank()], same_sizes)
+            facts = GroupFacts(name, self._born[name], label, members, members[group.rank()], group.name() == "gloo")
             self._born[name] += 1
             self._known[group] = facts
         return self._known[group]
@@ -171,6 +170,7 @@ def _wrap(made: Recorder, groups: _Groups) -> None:
         c10d._new_group_with_tag = _making_a_group(made, groups, c10d._new_group_with_tag)
     for name in ("get", "wait"):
         setattr(dist.Store, name, _at_store(made, getattr(dist.Store, name)))
+    dist.Work.wait = _at_work(made, dist.Work.wait)
 
 
 def _odd(made: Recorder, words: Callable[..., str], function: Callable) -> Callable:
@@ -202,6 +202,16 @@ def _making_a_group(made: Recorder, groups: _Groups, function: Callable) -> Call
         return group
 
     return call
+
+
+def _at_work(made: Recorder, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        done = function(work, *args, **kwargs)
+        made.waited(work)
+        return done
+
+    return wait
 
 
 def _at_store(made: Recorder, function: Callable) -> Callable:

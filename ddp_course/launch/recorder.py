@@ -36,7 +36,7 @@ class GroupFacts:
     label: str  # "" for the default group
     members: tuple[int, ...]
     rank: int  # this process, in the default group
-    same_sizes: bool  # whether an all_gather wants tensors of one size: gloo does, NCCL does not
+    gloo: bool  # which, unlike NCCL, waits on the CPU, and gathers tensors of one size only
 
 
 @dataclass(slots=True)
@@ -62,10 +62,11 @@ class Note:
     def settled(self) -> bool:
         """Whether it has ended well; lets go of its tensors then."""
         if not self.finished and self.work is not None and self.work.is_completed():
+            work, self.work = self.work, None
             with suppress(RuntimeError):  # it has failed
                 if self.op not in MESSAGES:  # these complete only when they are waited for, and must not be again
-                    self.work.wait()
-                self.finished, self.work = True, None
+                    work.wait()
+                self.finished = True
         return self.finished
 
     def told(self, since: dict[str, int]) -> Collective:
@@ -89,7 +90,7 @@ class Note:
     def doing(self) -> str:
         """Say what must be equal on all ranks of the group."""
         numbers = [math.prod(size) for size in self.sizes] if self.op not in _OWN_SIZES else []
-        if "gather" in self.op and not self.group.same_sizes:
+        if "gather" in self.op and not self.group.gloo:
             numbers = []
         sizes = f"{' + '.join(map(str, numbers))} {self.dtype}" if numbers else ""
         root = "" if self.root is None else f"rank {self.root}"
@@ -123,6 +124,9 @@ class Recorder:
             self._counts[note.channel] += 1
             self._members[note.channel] = note.members
             note.seq = self._counts[note.channel]
+            for other in self._open:  # gloo's reduce_scatter never says that it is complete
+                if other.group.gloo and other.channel == note.channel and other.op.startswith("reduce_scatter"):
+                    other.finished, other.work = True, None
             self._notes.append(note)
             self._open = [other for other in self._open[-MOST_REPORTED:] if not other.settled()] + [note]
         torch_compares = dist.get_debug_level() == dist.DebugLevel.DETAIL
@@ -137,6 +141,15 @@ class Recorder:
             self._open.remove(note)
             if note in self._notes:
                 self._notes.remove(note)
+
+    def waited(self, work: dist.Work) -> None:
+        """Let go at once of the tensors of a call that somebody has waited for."""
+        with self._lock:
+            for note in [note for note in self._open if note.work is work]:
+                if note.group.gloo:
+                    note.finished, note.work = True, None
+                if note.settled():
+                    self._open.remove(note)
 
     def forget(self, label: str) -> None:
         """Count from 1 on a group of a name that an earlier group had."""

@@ -208,6 +208,19 @@ def in_flight(rank, world_size):
     return before, recorded(since)[0].finished
 
 
+def what_is_kept(rank, world_size):
+    """For each collective: is it noted as finished, and are its tensors gone, before the next one."""
+    from ddp_course.launch.interception import recorded
+
+    found = {}
+    for op in (dist.reduce_scatter_tensor, dist.all_gather_into_tensor):
+        small, large = torch.ones(2), torch.ones(4)
+        op(*((small, large) if op is dist.reduce_scatter_tensor else (large, small)))
+        call = recorded()[-1]
+        found[call.op] = call.finished, [tensor._use_count() for tensor in (small, large)] == [1, 1]
+    return found
+
+
 def slow_but_in_time(rank, world_size, pause_s):
     for _ in range(4):
         if rank == 1:

@@ -27,3 +27,8 @@ def test_every_collective_is_recorded_with_number_shape_and_size(two_ranks):
 def test_a_collective_under_way_is_not_finished(two_ranks):
     (before, after), (_, after_other) = two_ranks.run(on_ranks.in_flight)
     assert (before, after, after_other) == (False, True, True)
+
+
+def test_the_recorder_keeps_no_tensor_alive_and_knows_that_a_reduce_scatter_is_complete(two_ranks):
+    for found in two_ranks.run(on_ranks.what_is_kept):
+        assert found == {"reduce_scatter_tensor": (True, True), "all_gather_into_tensor": (True, True)}

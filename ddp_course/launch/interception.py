@@ -1,9 +1,9 @@
 """How does one see every collective that torch is asked for, whoever asks?
 
 Each of them passes torch's dispatcher: those of a Python function, of DDP's C++ reducer, functional ones. Our kernel
-stands there before the backend's, tells the recorder, and hands the call on. Four things pass no dispatcher: a rank that
-waits for a call or at the store, that makes a group, or that ends one. torch's own functions for these are wrapped. All
-that is private in torch is here; where it is missing, a report says less.
+stands there before the backend's, tells the recorder, and hands the call on. Four things pass no dispatcher: waiting
+for a call, waiting at the store, making a group and ending one. torch's own functions for these are wrapped. All that
+is private in torch is here; where it is missing, a report says less.
 
 Left out on purpose: what happens on the wire. Telling the recorder costs some 30 microseconds a call.
 Read next: `recorder.py`, which is told.

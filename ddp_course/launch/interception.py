@@ -88,7 +88,7 @@ class _Groups:
     def __init__(self, made: Recorder):
         self._recorder = made
         self._known: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupFacts] = weakref.WeakKeyDictionary()
-        self._born: Counter[str] = Counter()
+        self._born: Counter[str] = Counter()  # by name
 
     def facts(self, group: dist.ProcessGroup) -> GroupFacts | None:
         if group not in self._known:
@@ -100,10 +100,16 @@ class _Groups:
             label = "" if group.group_desc == "default_pg" else f"subgroup {name[:8]}"
             if self._born[name]:
                 self._recorder.forget(label)
-            facts = GroupFacts(name, self._born[name], label, members, members[group.rank()], group.name() == "gloo")
+            rank = members[group.rank()]
+            self._known[group] = GroupFacts(name, self._born[name], label, members, rank, group.name() == "gloo")
             self._born[name] += 1
-            self._known[group] = facts
         return self._known[group]
+
+    def ended_with(self, group: dist.ProcessGroup | None) -> set[str]:
+        """Return the labels of the groups that end with this one: with the default group, all do."""
+        if group in (None, dist.group.WORLD):
+            return {facts.label for facts in self._known.values()}
+        return {self._known[group].label} if group in self._known else set()
 
 
 class _Kernel:
@@ -161,11 +167,9 @@ def _flat(tensors: Any) -> list[torch.Tensor]:
 
 
 def _wrap(made: Recorder, groups: _Groups) -> None:
-    leaving = _odd(made, lambda *_: "ended a process group", c10d.destroy_process_group)
-    c10d.destroy_process_group = dist.destroy_process_group = leaving
+    c10d.destroy_process_group = dist.destroy_process_group = _ending(made, groups, c10d.destroy_process_group)
     if hasattr(c10d, "_warn_not_in_group"):
-        outside = _odd(made, lambda op, *_: f"called {op} {NOT_IN_IT}", c10d._warn_not_in_group)
-        c10d._warn_not_in_group = outside
+        c10d._warn_not_in_group = _outside(made, c10d._warn_not_in_group)
     if hasattr(c10d, "_new_group_with_tag"):
         c10d._new_group_with_tag = _making_a_group(made, groups, c10d._new_group_with_tag)
     for name in ("get", "wait"):
@@ -173,11 +177,21 @@ def _wrap(made: Recorder, groups: _Groups) -> None:
     dist.Work.wait = _at_work(made, dist.Work.wait)
 
 
-def _odd(made: Recorder, words: Callable[..., str], function: Callable) -> Callable:
+def _ending(made: Recorder, groups: _Groups, function: Callable) -> Callable:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        made.oddities.append((words(*args, **kwargs), own_place(sys._getframe(1))))
-        return function(*args, **kwargs)
+    def call(group: dist.ProcessGroup | None = None) -> None:
+        made.oddities.append(("ended a process group", own_place(sys._getframe(1))))
+        made.ended |= groups.ended_with(group)
+        function(group)
+
+    return call
+
+
+def _outside(made: Recorder, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(op: str) -> None:
+        made.oddities.append((f"called {op} {NOT_IN_IT}", own_place(sys._getframe(1))))
+        function(op)
 
     return call
 

@@ -32,7 +32,7 @@ class GroupFacts:
     """A process group, as its calls are told of."""
 
     name: str
-    born: int  # which group of this name it is: names come again once all groups have ended
+    born: int  # which group of this name it is: names come again once a group has ended
     label: str  # "" for the default group
     members: tuple[int, ...]
     rank: int  # this process, in the default group
@@ -103,8 +103,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.total = 0  # of all calls: cheap to look at
-        self.shared: SharedCalls | None = None
+        self.shared: SharedCalls | None = None  # where the launcher has made the default group
         self.oddities: list[tuple[str, Place | None]] = []
+        self.ended: set[str] = set()  # labels of groups
         self.key, self.key_since_ns = "", 0  # what is waited for at the store
         self._counts: Counter[str] = Counter()  # calls by channel
         self._members: dict[str, tuple[int, ...]] = {}  # who takes part, by channel
@@ -130,7 +131,7 @@ class Recorder:
             self._notes.append(note)
             self._open = [other for other in self._open[-MOST_REPORTED:] if not other.settled()] + [note]
         torch_compares = dist.get_debug_level() == dist.DebugLevel.DETAIL
-        if self.shared and note.op not in MESSAGES and not torch_compares:
+        if self.shared and self.shared.holds() and note.op not in MESSAGES and not torch_compares:
             name = note.group.name if note.channel == note.group.label else note.channel
             self.shared.check(name, note.group.born, note.seq, note.doing(), note.members)
 
@@ -182,6 +183,7 @@ class Recorder:
             entered=self.mark(),
             members=dict(self._members),
             oddities=[(words, line_at(place)) for words, place in self.oddities],
+            ended=set(self.ended),
             key=self.key,
             key_since_ns=self.key_since_ns,
         )

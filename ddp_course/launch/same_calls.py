@@ -14,8 +14,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Iterable
+
+import torch.distributed as dist
 
 SLOTS, SLOT_BYTES = 256, 192  # of each rank; a rank may be this many calls ahead of another
 _KEY = struct.Struct("<IIQ")  # group, which group of this name, number of the call; all zero: nothing is written
@@ -29,21 +32,25 @@ class SharedCalls:
     """What each rank of this machine is doing in its latest calls, in memory that all of them share.
 
     Args:
-        path: of a file that the ranks of one launch share; whoever comes first makes it.
+        path: of a file that the ranks of one launch share; whoever comes first makes it. There must be a default group.
     """
 
     def __init__(self, path: str, rank: int, world_size: int):
-        self.rank = rank
+        self.rank, self._world = rank, weakref.ref(dist.group.WORLD)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(file, world_size * SLOTS * SLOT_BYTES)
         self._map = mmap.mmap(file, 0)
         os.close(file)
 
+    def holds(self) -> bool:
+        """Whether the default group is still the one of the beginning: only then are names and ranks what they were."""
+        return self._world() is dist.group.WORLD
+
     def check(self, group: str, born: int, seq: int, doing: str, members: Iterable[int]) -> None:
         """Write what this rank is about to do in call number `seq` of the group, and read what the others wrote.
 
         Args:
-            born: which group of this name it is: names come again once all groups have ended.
+            born: which group of this name it is: names come again once a group has ended.
         Raises:
             Disagreement: another rank is about to do something else; says what.
         """

@@ -107,15 +107,16 @@ def find_uneven(ranks: Sequence[Whereabouts]) -> dict[int, int] | None:
     """Find a group, or a sender and receiver, whose ranks have made unequal numbers of calls though all have returned.
 
     Nobody waits, since the calls left over are asynchronous, or have failed and nobody cared; the next call would meet
-    one of them.
+    one of them. If a rank has ended the group, there will be no next one.
 
     Returns:
         The number of calls by rank; None if all are even.
     """
     entered = {w.rank: w.entered for w in ranks}
+    ended = set().union(*(w.ended for w in ranks))
     for channel, members in {channel: members for w in ranks for channel, members in w.members.items()}.items():
         made = {rank: entered[rank].get(channel, 0) for rank in members if rank in entered}
-        if len(made) == len(members) and len(set(made.values())) > 1:
+        if channel.partition(":")[0] not in ended and len(made) == len(members) and len(set(made.values())) > 1:
             return made
     return None
 

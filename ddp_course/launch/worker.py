@@ -114,7 +114,7 @@ def _set_environment(rank: int, settings: Settings) -> None:
         os.environ[name] = str(settings.world_size)
     torch.set_num_threads(settings.threads)
     pin_loopback()
-    recorder().shared = SharedCalls(f"{settings.folder}/calls", rank, settings.world_size)
+    recorder()  # switches it on
 
 
 class _Rank:
@@ -157,6 +157,7 @@ class _Rank:
             place = groups.read_place(backend=self.settings.backend)
             address = f"{self.settings.folder}/rendezvous" if self.settings.rendezvous == "file" else None
             groups.join_group(place, self.settings.rendezvous, address, self.settings.timeout_s)
+            recorder().shared = SharedCalls(f"{self.settings.folder}/calls", self.rank, self.settings.world_size)
 
     def answer(self, payload: bytes, sources: dict[str, list[str]]) -> tuple[str, Any]:
         """Run one call of the learner's and return what to tell the parent."""

@@ -136,6 +136,7 @@ def test_calls_left_over_when_all_have_returned_are_named():
     text = "rank 0 made 1 call more than rank 1, and all have returned:\n  rank 0 called all_reduce #2"
     assert str(hung.uneven({0: 2, 1: 1}, ranks)).startswith(text)
     assert find_uneven([rank(0, *more, members=members), rank(1, *more, members=members)]) is None
+    assert find_uneven([rank(0, *more, members=members), rank(1, *fewer, members=members, ended={""})]) is None
 
 
 def test_a_message_that_nobody_received_is_left_over_too():

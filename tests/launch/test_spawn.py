@@ -72,6 +72,13 @@ def test_function_may_open_its_own_group_from_the_environment():
     assert launch(on_ranks.own_group, 3, init=False, start_method="forkserver", quiet=True) == [3.0] * 3
 
 
+def test_some_ranks_may_open_groups_that_have_the_name_of_an_earlier_one(tmp_path):
+    answers = launch(
+        on_ranks.groups_one_after_another, 3, args=(str(tmp_path),), init=False, start_method="forkserver", quiet=True
+    )
+    assert answers == [[2.0, 6.0, 8.0, 15.0, 12.0], [2.0, 6.0, 6.0, 8.0, 15.0], [6.0, 6.0, 15.0, 12.0]]
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_group_that_the_function_leaves_open_on_some_ranks_is_no_trouble(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -86,7 +86,7 @@ class Whereabouts:
     entered: dict[str, int] = field(default_factory=dict)  # how many calls, by channel, since the groups were made
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)  # who takes part, by channel
     oddities: list[tuple[str, Line | None]] = field(default_factory=list)  # such as "ended its process group"
-    ended: set[str] = field(default_factory=set)  # groups that it has ended, now or earlier
+    ended: list[str] = field(default_factory=list)  # groups that it has ended, now or earlier
     key: str = ""  # what it waits for in the store
     key_since_ns: int = 0
     asked_ns: int = field(default_factory=time.time_ns)

@@ -35,13 +35,15 @@ def most_telling(failures: Sequence[Failure]) -> Failure | None:
 
     A rank whose patience ends closes its connections, so its peers may report a lost peer first.
     """
-    signs = ("Detected mismatch", "monitoredBarrier", "imed out", "timeout")
+    signs = ("Detected mismatch", "failed to pass monitoredBarrier", "imed out", "timeout")
     return min(failures, key=lambda f: [sign not in f.message for sign in signs], default=None)
 
 
 def explain(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None = None) -> RankError:
     """Ranks lost patience, or each other: say what they disagree about, who never came, or what is known."""
-    if failure and (own := re.search(r"(?:Timed out waiting|wait timeout after) (\d+)ms", failure.message)):
+    if failure and (
+        own := re.search(r"(?:Timed out waiting|wait timeout after|monitoredBarrier in) (\d+) ?ms", failure.message)
+    ):
         timeout_s = int(own[1]) / 1000  # of the group or the store, which may be another than the launcher's
     if difference := find_difference(ranks):
         return _disagreement(difference, ranks, failure)
@@ -110,7 +112,7 @@ def _hung(hang: Hang, timeout_s: float, ranks: list[Whereabouts], failure: Failu
     elif not hang.blamed:
         text = (
             f"{never}; {_named(hang.waiting)} {waited}{at}{entered}\nThe calls alone do not tell who is wrong: "
-            f"{_named(w.rank for w in absent)} has left one out, or {_named(hang.waiting)} has made one too many. Look "
+            f"{_named(w.rank for w in absent)} left one out, or {_named(hang.waiting)} made one too many. Look "
             "for a branch on the rank, an early return, and loops of different lengths."
         )
     elif hang.blamed == hang.waiting:

@@ -183,7 +183,7 @@ class Recorder:
             entered=self.mark(),
             members=dict(self._members),
             oddities=[(words, line_at(place)) for words, place in self.oddities],
-            ended=set(self.ended),
+            ended=list(self.ended),
             key=self.key,
             key_since_ns=self.key_since_ns,
         )

@@ -113,7 +113,7 @@ def find_uneven(ranks: Sequence[Whereabouts]) -> dict[int, int] | None:
         The number of calls by rank; None if all are even.
     """
     entered = {w.rank: w.entered for w in ranks}
-    ended = set().union(*(w.ended for w in ranks))
+    ended = {label for w in ranks for label in w.ended}
     for channel, members in {channel: members for w in ranks for channel, members in w.members.items()}.items():
         made = {rank: entered[rank].get(channel, 0) for rank in members if rank in entered}
         if channel.partition(":")[0] not in ended and len(made) == len(members) and len(set(made.values())) > 1:

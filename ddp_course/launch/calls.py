@@ -43,7 +43,7 @@ class Collective:
         """Where it is counted."""
         if self.op in MESSAGES:
             return f"{self.group}:{self.members[0]}>{self.members[1]}:{self.tag}"
-        return "new groups" if self.op == "new_group" else self.group
+        return f"{self.group}:new groups" if self.op == "new_group" else self.group
 
     @property
     def n_bytes(self) -> int:

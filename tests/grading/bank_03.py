@@ -478,7 +478,7 @@ WRONG = [
         "03.3",
         "the last group made",
         NODE.replace("group=mine", "group=group"),
-        ("nodes", "shapes", "inside"),
+        ALL,
         "not the last one made",
     ),
     Wrong(

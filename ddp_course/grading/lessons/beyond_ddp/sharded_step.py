@@ -246,13 +246,13 @@ SHARDED_STEP = Exercise(
         ),
         (r"has no attribute 'param_groups'|has no attribute 'zero_grad'", "the optimizer here has step() alone"),
         (
+            r"(?s)disagree about collective.*called broadcast.*called broadcast",
+            "every rank calls each broadcast, the owner and the receivers, in one order and with one shape",
+        ),
+        (
             r"waited in",
             "a rank waits in a collective that another one never calls: every rank calls each broadcast, the owner and "
             "the receivers",
-        ),
-        (
-            r"disagree about collective.*called broadcast.*called broadcast",
-            "every rank calls each broadcast, the owner and the receivers, in one order and with one shape",
         ),
         (
             r"(?i)different sizes|enforce fail|Connection closed|size mismatch|same shape|same size",

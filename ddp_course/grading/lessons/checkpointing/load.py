@@ -24,7 +24,7 @@ from torch import nn
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
 from ddp_course.grading.lessons.checkpointing.files import fresh_folder
-from ddp_course.launch.report import describe
+from ddp_course.launch.failure import describe
 
 # file, model: the names in the file, and whether the model is in DDP.
 PLAIN, NAMES = [("bare", False)], [("wrapped", False), ("bare", True), ("wrapped", True)]

@@ -165,8 +165,9 @@ GATHER_ROWS = Exercise(
         "torch.distributed.broadcast_object_list",
     ),
     hints=(
+        (r"its error was caught", "an error was caught on the way, and what came back are the rank's own rows"),
         (
-            r"different sizes|invalid tensor size|doesn't match expected size|invalid tensor type",
+            r"different (sizes|dtypes)|invalid tensor size|doesn't match expected size|invalid tensor type",
             "the tensors of one collective must have the same shape and dtype on every rank: gather the numbers of "
             "rows first, pad to the largest, and cut afterwards",
         ),

@@ -13,7 +13,7 @@ import torch
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
-from ddp_course.launch.report import describe
+from ddp_course.launch.failure import describe
 
 CASES = ("tensor", "uneven", "few", "nested", "kept")
 

@@ -14,7 +14,7 @@ import torch
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
-from ddp_course.launch.report import describe
+from ddp_course.launch.failure import describe
 
 MEET_S = 1.0  # how long a replica waits for the others
 

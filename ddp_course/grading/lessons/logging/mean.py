@@ -24,7 +24,7 @@ from ddp_course.grading.lessons.logging.shards import (
     talk_fault,
     unequal,
 )
-from ddp_course.launch.report import describe
+from ddp_course.launch.failure import describe
 
 Parts = list[torch.Tensor]  # the rows of each rank
 MANY_ROWS = 600  # so many that rows on the way cannot be taken for sums

@@ -128,6 +128,7 @@ NODE_SUM = Exercise(
     ),
     partial(node_judge, fault_of=sum_fault),
     refused=("ddp_course.groups.split_group",),
+    hints=((r"on a group that it is not in", "keep the group that this rank is in, not the last one made"),),
 )
 
 FROM_LEADER = Exercise(
@@ -148,8 +149,8 @@ FROM_LEADER = Exercise(
             "src is a rank of the whole job, not of the group; name the leader's global rank, or say group_src=0",
         ),
         (
-            r"waited (\S+ s )?in broadcast",
-            "when all ranks of a group wait in the same broadcast, they name different ones as src; "
+            r"different ranks as src|waited (\S+ s )?in broadcast",
+            "when all ranks of a group are in the same broadcast, they name different ones as src; "
             "a node has one leader, whom all its ranks must name",
         ),
     ),

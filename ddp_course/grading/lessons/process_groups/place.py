@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
-from ddp_course.launch.report import describe
+from ddp_course.launch.failure import describe
 
 READS_ENVIRON = "the answer reads os.environ; it is to read the dictionary it is given"
 DECOY = {"RANK": "997", "WORLD_SIZE": "998", "LOCAL_RANK": "997", "LOCAL_WORLD_SIZE": "998"}

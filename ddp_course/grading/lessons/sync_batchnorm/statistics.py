@@ -176,7 +176,7 @@ STATISTICS = Exercise(
     statistics_judge,
     hints=(
         (
-            r"tensors of different sizes",
+            r"tensors of different (sizes|dtypes)",
             "all ranks bring tensors of the same shape and dtype to a collective; rows differ in number, so they can't "
             "be gathered as they are, and a rank without rows sends zeros of x_NC's dtype",
         ),

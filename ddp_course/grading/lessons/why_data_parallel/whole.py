@@ -14,7 +14,7 @@ import torch
 from ddp_course.grading.compare import close, is_factor, short
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
-from ddp_course.launch.report import describe
+from ddp_course.launch.failure import describe
 
 FEATURES = 3
 Case = tuple[list[list[float] | None], list[int]]  # each shard's gradient, and its rows

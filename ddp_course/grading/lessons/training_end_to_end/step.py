@@ -212,7 +212,8 @@ STEP = Exercise(
          "take the course's"),
         (r"expected scalar type|must have the same dtype|same dtype", "do not cast the rows or the model yourself; "
          "autocast does it"),
-        (r"never entered|disagree about|lost the connection", "every rank must run each piece, and reduce each loss"),
+        (r"never entered|disagree about|lost the connection", "a collective that not every rank calls: "
+         "every rank must run each piece, and reduce each loss"),
         (r"no result after", "a collective that not every rank calls, or a loop that never ends"),
     ),
 )  # fmt: skip

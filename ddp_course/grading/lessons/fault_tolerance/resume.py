@@ -306,8 +306,8 @@ RESUME = Exercise(
         (r"Missing key|Unexpected key", "save and load run.model.module.state_dict(), the bare model's names"),
         (
             r"never entered|disagree about|lost the connection",
-            "a collective that not every rank calls, as within `if rank == 0`: every rank must take part in a gather, and "
-            "train as many steps",
+            "a collective that not every rank calls, as within `if rank == 0`: every rank must take part in a "
+            "gather, and train as many steps",
         ),
         (r"no result after", "a loop that never reaches `steps`, or a collective that not every rank calls"),
         (r"No such file|FileNotFoundError", "on the first start the folder is empty; then begin at step 0"),

@@ -179,7 +179,8 @@ def uneven(made: dict[int, int], ranks: list[Whereabouts]) -> RankError:
     text += f":\n  rank {most} called {_at(over)}" if over else ""
     text += (
         "\nEither no rank has waited for it, or its error was caught: its result is wrong, and the next call would "
-        f"meet it. {SAME_CALLS}"
+        f"meet it. {SAME_CALLS} A program that catches such an error on purpose ends the group after it, by "
+        "dist.destroy_process_group()."
     )
     fewer = [rank for rank in made if made[rank] == made[least]]
     return RankError("hung", least if len(fewer) == 1 < len(made) - 1 else None, text, ranks)

@@ -24,7 +24,7 @@ def ranks_with(seconds, last_launch_s=13.0, buckets=(3, 8), blocks=3):
         for place, (case, step_s) in enumerate(seconds.items()):
             count = buckets[place % 2]
             late_s = last_launch_s[place % 2] if isinstance(last_launch_s, tuple) else last_launch_s
-            step = Step(step_s, late_s, (1.0,) * count, count / 2, 1.25)
+            step = Step(step_s, late_s, (1.0,) * count, count / 2, 1.25, real_s=(0.0,) * count)
             steps[case] = [step] * (blocks - 1) + [replace(step, seconds=step_s * factor)]
         found.append(Found([PROFILE] * blocks, steps))
     return found
@@ -79,9 +79,9 @@ def test_the_sweep_counts_sizes_between_the_predicted_and_the_measured_best():
 
 
 def test_all_that_can_be_hidden_is_all_but_the_last_bucket():
-    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.0, 1.0)) == 0.0
-    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 8.0, 1.0)) == pytest.approx(0.2)
-    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.5, 1.0)) == 0.0
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.0, 1.0, real_s=())) == 0.0
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 8.0, 1.0, real_s=())) == pytest.approx(0.2)
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.5, 1.0, real_s=())) == 0.0
     rows = simulation.overlap_rows("conv", ranks_with(dict.fromkeys(OVERLAP.values(), 15.0)), 2)
     # Half of 3 seconds, of which 2 could be hidden; and half of 8, of which 7 could.
     verdicts = [(t.measured, t.holds) for t in simulation.targets(rows)]

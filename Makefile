@@ -61,7 +61,7 @@ grade: env  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, fe
 	$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
 
 bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
-	$(ACTIVATED) $(BIN)/python tests/benchmarks/run.py
+	$(ACTIVATED) $(BIN)/python benchmarks/run.py
 
 torch_failed = $(if $(filter default,$(TORCH)),,echo "TORCH=$(TORCH) takes torch from its makers' own index, not from \
 	the package registry. If that is out of reach here: make env TORCH=default";)

@@ -15,6 +15,7 @@ c.CourseDirectory.course_id = "ddp_course"
 c.CourseDirectory.source_directory = "solutions"
 c.CourseDirectory.release_directory = "exercises"
 c.CourseDirectory.submitted_directory = "submitted"
+c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc*", "__pycache__", "bank.py"]  # the bank is full of answers
 
 # Test cells that were changed, or taken out, are put back.
 c.OverwriteCells.add_missing_cells = True

@@ -26,19 +26,19 @@ def run_doctor(argv: list[str]) -> int:
 
 
 def run_train(argv: list[str]) -> int:
-    from ddp_course.terminal import main
+    from ddp_course.commands.train import main
 
     return main(argv)
 
 
 def run_faults(argv: list[str]) -> int:
-    from ddp_course.diagnose.faults.cli import main
+    from ddp_course.commands.faults import main
 
     return main(argv)
 
 
 def run_scale(argv: list[str]) -> int:
-    from ddp_course.scaling.cli import main
+    from ddp_course.commands.scale import main
 
     return main(argv)
 
@@ -50,13 +50,13 @@ def run_plan(argv: list[str]) -> int:
 
 
 def run_submit(argv: list[str]) -> int:
-    from ddp_course.submit import main
+    from ddp_course.commands.submit import main
 
     return main(argv)
 
 
 def run_check(argv: list[str]) -> int:
-    from ddp_course.grading import cli
+    from ddp_course.commands import grade as cli
 
     parser = argparse.ArgumentParser(prog="ddp-course check", description=COMMANDS["check"][1])
     cli.add_check_arguments(parser)
@@ -64,7 +64,7 @@ def run_check(argv: list[str]) -> int:
 
 
 def run_progress(argv: list[str]) -> int:
-    from ddp_course.grading import cli
+    from ddp_course.commands import grade as cli
 
     parser = argparse.ArgumentParser(prog="ddp-course progress", description=COMMANDS["progress"][1])
     cli.add_progress_arguments(parser)
@@ -72,7 +72,7 @@ def run_progress(argv: list[str]) -> int:
 
 
 def run_grade(argv: list[str]) -> int:
-    from ddp_course.grading import cli
+    from ddp_course.commands import grade as cli
 
     parser = argparse.ArgumentParser(prog="ddp-course grade", description=COMMANDS["grade"][1])
     cli.add_grade_arguments(parser)

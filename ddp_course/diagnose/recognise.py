@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ddp_course.launch import RankError
+from ddp_course.launcher import RankError
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ddp_course.draw.style import (
     label,
     rank_colour,
 )
-from ddp_course.launch.calls import Whereabouts
+from ddp_course.launcher.calls import Whereabouts
 
 MOST_COLUMNS = 5  # collectives that fit beside each other
 LAST_WIDTH = 3.3  # inches, for the one that is waited in

@@ -32,7 +32,7 @@ from ddp_course.draw.style import (
     tint,
 )
 from ddp_course.draw.timeline import STRENGTH
-from ddp_course.spans import COMPUTING, TALKING, Span, merge_ranks, union
+from ddp_course.scaling.spans import COMPUTING, TALKING, Span, merge_ranks, union
 
 ROW_INCHES = 0.3
 PANEL = 3.1  # rows from one step to the next: its name, the model, the link, and air

@@ -55,7 +55,7 @@ def overview(by_rank: Sequence[Sequence[float]], mean: Sequence[float]) -> Figur
 
 def train_with_one_thread(rank: int, world_size: int, config: object) -> object:
     """Train with one thread a rank: so small a network gains nothing from more."""
-    from ddp_course.train import train
+    from ddp_course.train.images import train
 
     torch.set_num_threads(1)
     return train(rank, world_size, config)
@@ -63,7 +63,7 @@ def train_with_one_thread(rank: int, world_size: int, config: object) -> object:
 
 def main(path: str) -> None:
     from ddp_course import launch
-    from ddp_course.train import Config
+    from ddp_course.train.images import Config
 
     config = Config(epochs=8, local_batch=8, lr=0.05, progress=False)
     results = launch(train_with_one_thread, 4, args=(config,))

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from ddp_course.draw.buckets import size_text
 from ddp_course.draw.style import INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, chart, label, rank_colour, tint
-from ddp_course.spans import TALKING, Span, merge_ranks, rows_of
+from ddp_course.scaling.spans import TALKING, Span, merge_ranks, rows_of
 
 ROW_INCHES = 0.27
 MOST_ROWS = 18  # of labelled all-reduces, all ranks together; more are packed, without labels

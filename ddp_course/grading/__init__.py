@@ -6,6 +6,6 @@ noted meanwhile), `compare.py` (how results are compared), `lessons/` (what is a
 `release.py`, `autograder.py`, `classroom.py` and `whole_class.py` are for instructors and need nbgrader.
 """
 
-from ddp_course.grading.check import check
+from ddp_course.grading.checking import check
 
 __all__ = ["check"]

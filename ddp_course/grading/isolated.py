@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
 from ddp_course.grading.observe import nobody_leaves_early, refused
-from ddp_course.launch import RankError, launch
+from ddp_course.launcher import RankError, launch
 
 LIMIT_S = 10.0  # for one run of an answer
 TIMEOUT_S = 5.0  # for one collective of an answer

@@ -37,7 +37,7 @@ def exercises_of(lesson: str) -> tuple[Exercise, ...]:
     """
     if lesson not in LESSONS:
         raise ValueError(f"lesson {lesson!r} has no exercises; there are exercises for {', '.join(LESSONS)}")
-    return import_module(f"ddp_course.grading.lessons.{LESSONS[lesson][3:]}").EXERCISES
+    return import_module(f"judges.{LESSONS[lesson][3:]}").EXERCISES
 
 
 def find_exercise(exercise_id: str) -> Exercise:

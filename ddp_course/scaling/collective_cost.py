@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ddp_course.launch import RankPool
+from ddp_course.launcher import RankPool
 from ddp_course.scaling.link import Link
 
 SIZES = (256, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24)

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.collectives import ring_seconds, tree_seconds
-from ddp_course.spans import Span
+from ddp_course.scaling.spans import Span
 
 ALGORITHMS = {"ring": ring_seconds, "tree": tree_seconds}
 SLOTS = 4096  # messages whose launch times are remembered; a step has far fewer

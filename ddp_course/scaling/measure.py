@@ -27,16 +27,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ddp_course.config import Config
 from ddp_course.data import Images, load
 from ddp_course.data.sampler import ShardSampler
-from ddp_course.launch import RankPool
+from ddp_course.launcher import RankPool
 from ddp_course.parallel.ddp import BucketedDDP
 from ddp_course.parallel.naive import NaiveDDP
 from ddp_course.scaling.cores import cores_note, own_cores, pin
 from ddp_course.scaling.efficiency import BACKWARD, DATA, EXPOSED, FORWARD, MODES, OPTIMIZER, PARTS, Sample, Scaling
 from ddp_course.scaling.link import Link, SimulatedLink
-from ddp_course.train import build_model
+from ddp_course.train.config import Config
+from ddp_course.train.images import build_model
 
 REPLICAS = ("torch", "course", "naive")
 RUN_LIMIT_S = 300.0  # for one run on one set of ranks

@@ -20,8 +20,8 @@ import torch
 
 from ddp_course.parallel.bucketing import MIB, Bucket, plan_buckets
 from ddp_course.scaling.link import Link
+from ddp_course.scaling.spans import Span
 from ddp_course.scaling.step_profile import Gradient, Profile, profile_model
-from ddp_course.spans import Span
 
 __all__ = [
     "Gradient",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import launch, measure
-from tests.benchmarks.live_ways import check
-from tests.benchmarks.measure import Plan, Result, Row, Target
+from benchmarks import launch, measure
+from benchmarks.live_ways import check
+from benchmarks.measure import Plan, Result, Row, Target
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,7 +118,7 @@ def test_an_unknown_row_is_refused():
 @pytest.mark.timeout(120)
 def test_the_command_writes_the_documented_json(tmp_path):
     path = tmp_path / "found.json"
-    command = [sys.executable, "tests/benchmarks/run.py", "--quick", "--only", "launch/launch_forkserver"]
+    command = [sys.executable, "benchmarks/run.py", "--quick", "--only", "launch/launch_forkserver"]
     done = subprocess.run([*command, "--json", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
@@ -137,7 +137,7 @@ def test_the_command_writes_the_documented_json(tmp_path):
 
 @pytest.mark.timeout(60)
 def test_an_unknown_benchmark_is_refused():
-    command = [sys.executable, "tests/benchmarks/run.py", "--only", "lunch"]
+    command = [sys.executable, "benchmarks/run.py", "--only", "lunch"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert done.returncode == 2
     assert "--only lunch: there is no such benchmark; choose from launch" in done.stderr

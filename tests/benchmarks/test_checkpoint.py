@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.benchmarks import checkpoint
-from tests.benchmarks.measure import Plan
+from benchmarks import checkpoint
+from benchmarks.measure import Plan
 
 
 def test_ratios_are_formed_within_blocks():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.benchmarks import checks
-from tests.benchmarks.measure import Plan, Row
+from benchmarks import checks
+from benchmarks.measure import Plan, Row
 
 
 def test_targets_look_at_the_slowest_exercise():

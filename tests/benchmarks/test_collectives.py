@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.benchmarks import collectives
-from tests.benchmarks.measure import Plan
+from benchmarks import collectives
+from benchmarks.measure import Plan
 
 
 def test_a_block_takes_as_long_as_its_slowest_rank_and_ratios_are_formed_within_blocks():

@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
-from tests.benchmarks import ddp
-from tests.benchmarks.measure import Plan
+from benchmarks import ddp
+from benchmarks.measure import Plan
 
 
 class Wrapped(nn.Module):

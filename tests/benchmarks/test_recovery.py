@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ddp_course.checkpoint import Checkpointer
-from tests.benchmarks import recovery, restarted
-from tests.benchmarks.measure import Plan
+from benchmarks import recovery, restarted
+from benchmarks.measure import Plan
+from ddp_course.checkpoint.folder import Checkpointer
 
 
 @pytest.fixture

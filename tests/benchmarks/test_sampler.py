@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.benchmarks import sampler
-from tests.benchmarks.measure import Plan, find
+from benchmarks import sampler
+from benchmarks.measure import Plan, find
 
 
 def rows():

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks import simulation
+from benchmarks.measure import Plan, Row
+from benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found, Step
 from ddp_course.scaling.step_profile import Gradient, Profile
-from tests.benchmarks import simulation
-from tests.benchmarks.measure import Plan, Row
-from tests.benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found, Step
 
 # Forward 1 s, backward 12 s with a gradient of 1 MB each second, optimizer 1 s.
 PROFILE = Profile(1.0, tuple(Gradient(f"{n}.weight", 10**6, float(12 - n)) for n in reversed(range(12))), 12.0, 1.0)

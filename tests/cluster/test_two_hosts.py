@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from ddp_course import launch
-from ddp_course.checkpoint import load_checkpoint
-from ddp_course.launch.elastic import Node
-from ddp_course.train import Config, Result, train
+from ddp_course.checkpoint.folder import load_checkpoint
+from ddp_course.diagnose.nodes import Node
+from ddp_course.train.images import Config, Result, train
 from tests.cluster.hosts import Hosts, why_not
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 EPOCHS, LOCAL_BATCH, SAVE_EVERY, ROWS = 8, 16, 10, 1437
 LIMIT_S = 120  # far more than needed: a machine that does other things too
-COUNTING = str(Path(__file__).parents[1] / "launch" / "elastic_on_ranks.py")
+COUNTING = str(Path(__file__).parents[1] / "diagnose" / "nodes_on_ranks.py")
 PORT = 29400  # nobody else is on these networks
 
 
@@ -46,7 +46,7 @@ def node(hosts: Hosts, host: int, folder: Path, **other) -> Node:
     """Two ranks of the training on one of the hosts."""
     program = [
         "-m",
-        "ddp_course.train",
+        "ddp_course.train.images",
         f"--epochs={EPOCHS}",
         f"--local-batch={LOCAL_BATCH}",
         "--no-progress",

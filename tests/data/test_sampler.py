@@ -14,7 +14,7 @@ from ddp_course import launch
 from ddp_course.data import load
 from ddp_course.data.sampler import MODES, ShardSampler, exact_shard
 from ddp_course.models import MLP
-from ddp_course.train import evaluate
+from ddp_course.train.images import evaluate
 
 LENGTHS, WORLD_SIZES = st.integers(1, 200), st.integers(1, 9)
 SEEDS, EPOCHS = st.integers(0, 2**31), st.integers(0, 1000)

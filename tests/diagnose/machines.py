@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_course.diagnose import arrival, doctor, meeting
-from ddp_course.launch.processes import _PRELOADED
+from ddp_course.launcher.processes import _PRELOADED
 
 NEW_NET, NEW_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET and CLONE_NEWUTS
 

@@ -10,8 +10,8 @@ import pytest
 from ddp_course import draw
 from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.draw.failures import ALARM, LADDER, hang, ladder, lateness
-from ddp_course.launch.calls import Collective, Whereabouts
-from ddp_course.launch.lines import Line
+from ddp_course.launcher.calls import Collective, Whereabouts
+from ddp_course.launcher.lines import Line
 
 
 def calls(rank: int, n: int, entered: int, op: str = "all_reduce") -> list[Collective]:

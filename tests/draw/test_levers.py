@@ -8,10 +8,11 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import same_color
 
-from ddp_course import draw, spans
+from ddp_course import draw
 from ddp_course.draw.levers import exposed, lever, many_ranks, valley
 from ddp_course.draw.style import ALARM, tint
-from ddp_course.spans import Span
+from ddp_course.scaling import spans
+from ddp_course.scaling.spans import Span
 
 WAITING = tint(ALARM, 0.75)
 CAPS = ["0.1 MiB", "1 MiB", "4 MiB", "8 MiB"]

@@ -10,8 +10,8 @@ from matplotlib.patches import Rectangle
 
 from ddp_course.draw.style import text_problems, texts_of
 from ddp_course.draw.timeline import timeline
-from ddp_course.spans import Span
-from tests import trace_on_ranks as on_ranks
+from ddp_course.scaling.spans import Span
+from tests.scaling import trace_on_ranks as on_ranks
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -1,7 +1,7 @@
 """The answer bank: what an entry is, and how its text becomes a function, as if it had been run in a notebook.
 
-Each lesson has a file `bank_NN.py` with IMPORTS, RIGHT and WRONG. Each wrong answer names the checks that it must fail
-(and no others may fail), and words of the hint that it must get.
+Beside each solution notebook is a file `bank.py` with IMPORTS, RIGHT and WRONG. Each wrong answer names the checks
+that it must fail (and no others may fail), and words of the hint that it must get.
 """
 
 import linecache
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-from ddp_course.grading.registry import find_exercise
+from ddp_course.grading.registry import LESSONS, find_exercise
 
 ALL = "all"  # every check of the exercise
-BANKS = sorted(path.stem.removeprefix("bank_") for path in Path(__file__).parent.glob("bank_[0-9][0-9].py"))
+BANKS = sorted(path.parent.name[:2] for path in Path(__file__).parents[2].glob("solutions/*/bank.py"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Right:
 
 def answers(kind: str) -> list:
     """Return all entries of all banks; `kind` is "RIGHT" or "WRONG"."""
-    return [entry for lesson in BANKS for entry in getattr(_bank(lesson), kind)]
+    return [entry for lesson in BANKS for entry in getattr(bank_of(lesson), kind)]
 
 
 def written(exercise_id: str, source: str) -> Callable:
@@ -45,7 +46,7 @@ def written(exercise_id: str, source: str) -> Callable:
 
 def imports_of(exercise_id: str) -> str:
     """Return what the bank's answers to an exercise count on."""
-    return _bank(exercise_id[:2]).IMPORTS
+    return bank_of(exercise_id[:2]).IMPORTS
 
 
 def run_as_cell(exercise_id: str, source: str) -> Callable:
@@ -57,5 +58,6 @@ def run_as_cell(exercise_id: str, source: str) -> Callable:
     return namespace[find_exercise(exercise_id).function]
 
 
-def _bank(lesson: str):
-    return import_module(f"tests.grading.bank_{lesson}")
+def bank_of(lesson: str) -> ModuleType:
+    """Return the answers of a lesson, such as "03"."""
+    return import_module(f"solutions.{LESSONS[lesson]}.bank")

@@ -4,9 +4,10 @@ import pytest
 
 from ddp_course.grading import check
 from ddp_course.grading.registry import find_exercise
-from ddp_course.launch import launch
-from tests.grading.bank import written
-from tests.grading.bank_03 import JOIN, PLACE
+from ddp_course.launcher import launch
+from tests.grading.bank import bank_of, written
+
+JOIN, PLACE = bank_of("03").JOIN, bank_of("03").PLACE
 
 
 def test_an_unknown_exercise_is_refused_with_those_there_are():

@@ -20,19 +20,21 @@ import nbformat
 import psutil
 import pytest
 
+from ddp_course.commands.grade import print_grades
 from ddp_course.grading.classroom import Classroom, unreadable
-from ddp_course.grading.cli import print_grades
 from ddp_course.grading.registry import LESSONS
 from ddp_course.grading.whole_class import WholeClass
-from tests.grading.bank_03 import IMPORTS, WRONG
+from tests.grading.bank import bank_of
 from tests.grading.submissions import ROOT, cell_of, filled, released, solutions, submit
 
 FOLDER = LESSONS["03"]
+IMPORTS, WRONG = bank_of("03").IMPORTS, bank_of("03").WRONG
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LIMITS = {"SturdyExecute": {"answer_timeout": 5, "total_timeout": 120}}
 LEAVES_A_PROCESS = """
 import subprocess, sys
+
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)", "left_by_hal"], start_new_session=True)
 """
 KILLS_ITS_GRADER = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"

@@ -8,8 +8,9 @@ import pytest
 from ddp_course.cli import main
 from ddp_course.grading import check, journal, progress
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
-from tests.grading.bank import written
-from tests.grading.bank_03 import PLACE
+from tests.grading.bank import bank_of, written
+
+PLACE = bank_of("03").PLACE
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_without_nbgrader_one_sentence_says_how_to_get_it(monkeypatch, capsys):
 
 def test_importing_the_grading_loads_neither_nbgrader_nor_a_notebook_client():
     script = (
-        "import sys, ddp_course.grading, ddp_course.grading.cli; print({'nbgrader', 'nbclient'} & set(sys.modules))"
+        "import sys, ddp_course.grading, ddp_course.commands.grade; print({'nbgrader', 'nbclient'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.stdout.strip() == "set()", done.stderr

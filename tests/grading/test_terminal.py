@@ -5,7 +5,7 @@ import argparse
 import nbformat
 import pytest
 
-from ddp_course.grading.cli import add_check_arguments, run_check
+from ddp_course.commands.grade import add_check_arguments, run_check
 from ddp_course.grading.registry import exercises_of
 from ddp_course.grading.terminal import check_notebook
 from tests.grading.submissions import cell_of, filled, solutions, source_of

@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from ddp_course.grading.lessons.scaling import efficiency, event_step, message_cost
 from ddp_course.scaling.collective_cost import bus_factor, fit_link
 from ddp_course.scaling.efficiency import PARTS, Sample, Scaling
 from ddp_course.scaling.link import Link
 from ddp_course.scaling.simulate import Gradient, Profile, predict
+from judges.scaling import efficiency, event_step, message_cost
 
 SEEDS = range(8)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_course.launch import RankError
+from ddp_course.launcher import RankError
 from ddp_course.scaling.cores import core_order, cores_note
 from ddp_course.scaling.efficiency import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, PARTS
 from ddp_course.scaling.link import Link

@@ -11,7 +11,7 @@ from ddp_course.parallel.bucketing import plan_buckets
 from ddp_course.scaling import simulate
 from ddp_course.scaling.link import LINKS, Link
 from ddp_course.scaling.simulate import Gradient, Profile, predict
-from ddp_course.spans import exposed_seconds
+from ddp_course.scaling.spans import exposed_seconds
 
 # Forward 2 s; four gradients of 100 bytes, 1 s apart in backward; then 1 s of optimizer.
 FOUR = Profile(2.0, tuple(Gradient(name, 100, ready) for ready, name in enumerate("dcba", start=1)), 4.0, 1.0)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_course.diagnose.recognise import Diagnosis, recognise
-from ddp_course.launch import RankError, RankPool
+from ddp_course.launcher import RankError, RankPool
 
 __all__ = ["Diagnosis", "Fault", "watch"]
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 from ddp_course.diagnose.straggler import find_straggler
-from ddp_course.launch.interception import mark, recorded
+from ddp_course.launcher.interception import mark, recorded
 
 # --- One rank is slow ------------------------------------------------------------------------------
 

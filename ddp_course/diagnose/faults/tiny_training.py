@@ -30,7 +30,7 @@ from ddp_course.data.sampler import exact_shard
 from ddp_course.diagnose.faults.fault import Diagnosis
 from ddp_course.diagnose.observer import TrainingObserver
 from ddp_course.diagnose.training_facts import Finding, Reference
-from ddp_course.launch import RankPool
+from ddp_course.launcher import RankPool
 from ddp_course.metrics import mean_over_ranks
 from ddp_course.parallel.syncbn import SyncBatchNorm
 

@@ -1,9 +1,0 @@
-"""The exercises of lesson 00: a first collective, a first comparison of replicas, a first data parallel step."""
-
-from ddp_course.grading.lessons.start_here.replicas import REPLICAS
-from ddp_course.grading.lessons.start_here.step import STEP
-from ddp_course.grading.lessons.start_here.total import TOTAL
-
-EXERCISES = (TOTAL, REPLICAS, STEP)
-
-__all__ = ["EXERCISES", "REPLICAS", "STEP", "TOTAL"]

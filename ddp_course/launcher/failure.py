@@ -1,0 +1,87 @@
+"""How does an exception of a rank become text that can travel?
+
+The exception itself may not survive the journey: its class may be defined in a cell, its text may raise. So the rank
+that raised it describes it: the learner's own frames, the causes, and whether it comes from communication. A rank that
+lost a peer is a witness, not the culprit.
+
+Read next: `report.py`, which lays the failures of all ranks side by side.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from ddp_course.launcher.lines import Line, own_frames, own_line, shown_name
+from ddp_course.launcher.same_calls import Disagreement
+
+LOST = ("Connection closed", "Connection reset", "Broken pipe")  # a peer
+_TALKING = (*LOST, "gloo", "NCCL", "Timed out waiting", "pair closure", "monitoredBarrier", "Detected mismatch")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a rank, as text that can travel."""
+
+    rank: int
+    error_type: str
+    message: str
+    story: str  # the learner's own frames, then the exception
+    traceback: str  # all frames
+    talking: bool  # raised by communication: a lost peer, a timeout, a mismatch
+    line: Line | None
+    during: str = "call"  # "start", "call" or "result"
+
+
+def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
+    """Turn an exception into what the report needs, in the rank that raised it."""
+    shown = traceback.TracebackException.from_exception(error)
+    summary = in_short("".join(shown.format_exception_only()).strip())
+    return Failure(
+        rank=rank,
+        error_type=type(error).__name__,
+        message=_text(error),
+        story="\n".join([*_own_frames(shown.stack), *_causes(error), summary]),
+        traceback="".join(shown.format()),
+        talking=is_talking(error),
+        line=own_line(shown.stack),
+        during=during,
+    )
+
+
+def _own_frames(stack: traceback.StackSummary) -> list[str]:
+    """The frames a learner can act on, and the name of the library function that raised, if one did."""
+    lines = []
+    for frame in own_frames(stack):
+        lines += [f"  {shown_name(frame.filename)}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
+    last = stack[-1] if stack else None
+    if last and "site-packages" in last.filename:
+        lines.append(f"  raised inside {last.filename.partition('site-packages/')[2]}, {last.name}")
+    return lines
+
+
+def _causes(error: BaseException) -> list[str]:
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return [f"  caused by {type(cause).__name__}: {_text(cause)}", *_causes(cause)] if cause else []
+
+
+def is_talking(error: BaseException) -> bool:
+    """Whether it was raised by communication: a lost peer, a timeout, a mismatch."""
+    return isinstance(error, dist.DistError | Disagreement) or (
+        isinstance(error, RuntimeError) and any(sign in _text(error) for sign in _TALKING)
+    )
+
+
+def in_short(message: str) -> str:
+    """Leave out where in gloo's own source an error was raised."""
+    return re.sub(r"\[/\S+\.(?:cc|cpp|h|hpp):\d+\] ", "", message)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # an exception of the learner's may not even be able to say what it is
+        return f"<its text cannot be shown: {type(second).__name__} in its __str__>"

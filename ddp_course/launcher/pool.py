@@ -1,0 +1,164 @@
+"""How do ranks stay alive between cells, and what happens when one of them does not?
+
+`RankPool` starts its ranks once, by `torch.multiprocessing.spawn`, and keeps a pipe to each. A call travels as
+bytes (cloudpickle, so functions from cells work), the answers come back by rank. While it waits, the parent
+shows what ranks print, and watches for the three ways in which a call fails: a rank raises, dies, or hangs.
+
+Left out on purpose: more than one host, which is torchrun's part.
+Read next: `spawn.py`, one call on fresh ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddp_course import groups
+from ddp_course.launcher import checks, lines, processes, report
+from ddp_course.launcher.call import Call
+from ddp_course.launcher.relay import Relay
+from ddp_course.launcher.report import RankError
+from ddp_course.launcher.worker import Settings
+from ddp_course.rendezvous import agent_store
+
+START_LIMIT_S = 120.0  # importing torch on a busy machine takes tens of seconds
+
+
+class RankPool:
+    """Ranks that live until `close`: a call on them takes milliseconds, not seconds.
+
+    Args:
+        world_size: how many ranks.
+        backend: "nccl", "gloo", or None for NCCL when every rank has a GPU, else gloo.
+        start_method: "spawn" (fresh interpreters) or "forkserver" (much faster after the first).
+        init: open a process group; if not, only the launcher's environment variables are set.
+        rendezvous: how the ranks meet: "file", or "env", a store of the parent's as torchrun has one.
+        timeout_s: the longest a rank may wait for the others in one collective.
+        quiet: print neither the header line nor what ranks print.
+    Raises:
+        ValueError, TypeError: an argument is wrong; says which and what would be right.
+        RankError: a rank could not start.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        backend: str | None = None,
+        start_method: str = "spawn",
+        init: bool = True,
+        rendezvous: str = "file",
+        timeout_s: float = 60.0,
+        quiet: bool = False,
+    ):
+        checks.check_settings(world_size, start_method, rendezvous, timeout_s)
+        self.world_size, self.timeout_s = world_size, timeout_s
+        self.backend = groups.choose_backend(world_size, backend)
+        self._calls = 0  # the start counts as call 0
+        self._folder = Path(tempfile.mkdtemp(prefix="ddp_course_"))
+        self._relay = Relay(self._folder, world_size, quiet)
+        self._store, environ = agent_store(world_size) if rendezvous == "env" or not init else (None, {})
+        threads = max(1, groups.usable_cores() // world_size)
+        settings = Settings(
+            world_size,
+            self.backend,
+            init,
+            rendezvous,
+            str(self._folder),
+            timeout_s,
+            threads,
+            {**os.environ, **environ},
+        )
+        with processes.interrupts_wait():
+            self._ranks, janitor = processes.start(settings, start_method)
+            self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, settings.folder, os.getpid())
+            self._end.atexit = False  # its own hook may come after multiprocessing's, which would wait for the ranks
+            atexit.register(self._end)
+            if not quiet:
+                ranks, device = "rank" if world_size == 1 else "ranks", "cuda" if self.backend == "nccl" else "cpu"
+                print(f"{world_size} {ranks} on {device}, {self.backend}")
+        self._guarded(START_LIMIT_S)
+
+    def run(self, fn: Callable, args: tuple = (), *, limit_s: float | None = None) -> list:
+        """Call `fn(rank, world_size, *args)` on every rank and return what each returned, by rank.
+
+        Args:
+            fn: any function, also one defined in a notebook's cell.
+            args: the same for every rank.
+            limit_s: end the ranks when the call takes longer; None sets no limit but `timeout_s` in collectives.
+        Raises:
+            RankError: a rank raised, died or hung. The pool lives on if all ranks are idle and in step.
+            ValueError, TypeError: the call itself is wrong, or the pool has ended.
+        """
+        checks.check_limit(limit_s)
+        return self.run_packed(checks.pack(fn, self.world_size, args), limit_s)
+
+    def run_packed(self, payload: bytes, limit_s: float | None = None) -> list:
+        """`run` for a call that `checks.pack` has packed."""
+        if not self.alive:
+            raise checks.WrongValue("the ranks of this pool have ended; start a new RankPool")
+        self._relay.begin()
+        self._calls += 1
+        for rank in self._ranks:
+            rank.tell(self._calls, "call", (payload, lines.cell_sources()))
+        return self._guarded(limit_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the ranks can take a call."""
+        return self._end.alive
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each rank, by rank; for signals of your own."""
+        return [rank.process.pid for rank in self._ranks] if self.alive else []
+
+    def close(self) -> None:
+        """End the ranks in order; those that do not follow are killed."""
+        if self.alive:
+            for trouble in processes.end_in_order(self._ranks):
+                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+            self._kill()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._kill()  # after an error no collective, so no orderly end
+
+    def _kill(self) -> None:
+        atexit.unregister(self._end)
+        self._end()
+
+    def _guarded(self, limit_s: float | None) -> list[Any]:
+        """Collect all answers; on a failure report it, and end the ranks unless they are all idle and in step."""
+        call = Call(self._calls, self._ranks, self._relay)
+        try:
+            answers = call.collect(limit_s, self.timeout_s)
+        except RankError as error:
+            error.output = self._relay.finish()
+            if not call.in_step():
+                self._kill()
+            raise
+        except BaseException as error:
+            try:
+                where = report.where_all_were(call.whereabouts())
+                self._relay.finish()
+            finally:
+                self._kill()
+            if isinstance(error, KeyboardInterrupt):
+                raise report.RankInterrupt(
+                    f"interrupted; the {self.world_size} ranks have been ended\n{where}"
+                ) from None
+            raise
+        self._relay.finish()
+        return answers

@@ -1,0 +1,12 @@
+"""The exercises of lesson 16: who reads what, one step of several batches, and how busy is the machine?
+
+Each file has drivers, which call what the learner wrote, and a judge, which chooses the cases from a seed and compares.
+"""
+
+from judges.gpt2.step import STEP
+from judges.gpt2.stream import STREAM
+from judges.gpt2.utilisation import UTILISATION
+
+EXERCISES = (STREAM, STEP, UTILISATION)
+
+__all__ = ["EXERCISES", "STEP", "STREAM", "UTILISATION"]

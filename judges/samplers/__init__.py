@@ -1,0 +1,13 @@
+"""The exercises of lesson 05: deal the samples, count each row once, go on in the middle.
+
+A sampler is plain arithmetic: one process makes those of all ranks and looks at what they deal together. The evaluation
+runs on ranks.
+"""
+
+from judges.samplers.deal import DEAL
+from judges.samplers.evaluate import EVALUATE
+from judges.samplers.resume import RESUME
+
+EXERCISES = (DEAL, EVALUATE, RESUME)
+
+__all__ = ["DEAL", "EVALUATE", "EXERCISES", "RESUME"]

@@ -1,0 +1,195 @@
+"""What the commands say, and the exit status they end with."""
+
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from ddp_course import RankError, cli
+from ddp_course.commands import train as terminal
+from ddp_course.train import program
+from ddp_course.train.images import Config, Result
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_help_names_every_command_and_needs_no_torch(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ddp-course", "--help"])
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it now fails
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(cli.__file__, run_name="__main__")
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {word} " in told for word in ("doctor", "lab", "train", "check", "grade"))
+
+
+@pytest.mark.parametrize("argv", [[], ["dance"]])
+def test_no_command_or_an_unknown_one_is_a_wrong_use(argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_options_after_the_command_are_the_commands_own(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--help"])
+    assert ended.value.code == 0
+    assert "--local-batch" in capsys.readouterr().out
+
+
+def give(monkeypatch, error: BaseException) -> int:
+    def command(argv):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "grade", (command, ""))
+    return cli.main(["grade", "folder"])
+
+
+def test_a_missing_package_is_one_sentence(monkeypatch, capsys):
+    assert give(monkeypatch, ModuleNotFoundError("No module named 'nbgrader'", name="nbgrader")) == 1
+    assert capsys.readouterr().err == "ddp-course grade needs nbgrader, which is not installed; run `make env`\n"
+
+
+def test_a_missing_module_of_our_own_is_not_disguised(monkeypatch):
+    with pytest.raises(ModuleNotFoundError):
+        give(monkeypatch, ModuleNotFoundError("No module named 'ddp_course.x'", name="ddp_course.x"))
+
+
+def test_ctrl_c_ends_with_130(monkeypatch):
+    assert give(monkeypatch, KeyboardInterrupt()) == 130
+
+
+def test_check_and_grade_reach_the_graders_own_arguments(capsys):
+    for command, argument in (("check", "exercise"), ("grade", "submissions")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "--help"])
+        assert ended.value.code == 0
+        assert argument in capsys.readouterr().out
+
+
+# --- lab -------------------------------------------------------------------------------------------
+
+
+def test_lab_serves_loopback_alone_and_keeps_its_token():
+    command = cli.lab_command(no_browser=True, as_root=False)
+    assert "--ip=127.0.0.1" in command and "--no-browser" in command and "--allow-root" not in command
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in command
+    assert not any("token" in part.lower() or "password" in part.lower() for part in command)
+
+
+def test_lab_without_the_lessons_says_where_it_looked(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli, "COURSE", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lab"]) == 1
+    assert f"no notebooks/00_start_here.ipynb here or in {tmp_path}" in capsys.readouterr().err
+
+
+# --- train -----------------------------------------------------------------------------------------
+
+
+def settings_of(argv: list[str]) -> Config:
+    options = terminal.options_parser().parse_args(argv)
+    return Config(**{name: getattr(options, name) for name in Config.__dataclass_fields__})
+
+
+def test_without_options_a_terminal_trains_what_a_cell_trains():
+    assert settings_of([]) == Config()
+
+
+def test_every_option_arrives_as_its_own_type():
+    typed = "--epochs 3 --lr 0.5 --model mlp_bn --checkpoint a/b --keep 2 --resume --no-progress --root data"
+    assert settings_of(shlex.split(typed)) == Config(
+        epochs=3, lr=0.5, model="mlp_bn", checkpoint="a/b", keep=2, resume=True, progress=False, root="data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--epochs", "0"], "epochs=0: must be at least 1"),
+        (["--resume"], "resume needs a checkpoint"),
+        (["--world-size", "0"], "world_size=0"),
+        (["--model", "gpt"], "invalid choice: 'gpt'"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence_and_status_2(argv, sentence, monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", *argv])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert sentence in told and "Traceback" not in told
+
+
+def test_variables_of_half_a_launcher_are_a_sentence_and_status_2(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train"])
+    assert ended.value.code == 2
+    assert "WORLD_SIZE is not set" in capsys.readouterr().err
+
+
+def test_a_world_size_that_contradicts_the_launcher_is_refused(monkeypatch, capsys):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--world-size", "4"])
+    assert ended.value.code == 2
+    assert "--world-size 4, but the launcher has started 2 ranks" in capsys.readouterr().err
+
+
+def failing_launch(error_type: str, message: str):
+    def launch(*args, **kwargs):
+        error = RankError("raised", 1, "the whole report", [])
+        error.error_type, error.message = error_type, message
+        raise error
+
+    return launch
+
+
+def test_a_known_failure_on_the_ranks_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(program, "start_ranks", failing_launch("DatasetError", "mnist is not in ..."))
+    assert cli.main(["train"]) == 1
+    assert capsys.readouterr().err == "mnist is not in ...\n"
+
+
+def test_any_other_failure_on_the_ranks_is_the_whole_report(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(program, "start_ranks", failing_launch("ZeroDivisionError", "division by zero"))
+    assert cli.main(["train"]) == 1
+    assert capsys.readouterr().err.startswith("the whole report")
+
+
+def results(*checksums: str, stopped: bool = False) -> list[Result]:
+    own = ([2.0, 1.0], [None, 3.0])
+    return [
+        Result(rank, 2, "cpu", 1, 4, 8, stopped, [3.0, 2.0], own[rank], [0.5, 0.75], 0.75, 1.25, checksum, [])
+        for rank, checksum in enumerate(checksums)
+    ]
+
+
+def test_the_summary_shows_each_ranks_loss_beside_the_reduced_one():
+    lines = terminal.summary(Config(), results("aa", "aa")).splitlines()
+    assert lines[0].split() == ["epoch", "loss", "test", "rank", "0", "rank", "1"]
+    assert lines[1].split() == ["1", "3.0000", "50.0%", "2.0000", "-"]  # other ranks trained this one
+    assert lines[2].split() == ["2", "2.0000", "75.0%", "1.0000", "3.0000"]
+    assert lines[3] == "digits, mlp, 2 ranks on cpu: 75.0% of the test rows are right"
+    assert lines[-1] == "the replicas are equal: aa"
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on_and_ends_as_sigterm_would(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "aa", stopped=True))
+    assert cli.main(["train"]) == 143
+    assert "stopped by a signal after step 8, saved; go on with --resume" in capsys.readouterr().out
+
+
+def test_replicas_that_differ_are_a_failure(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "bb"))
+    assert cli.main(["train"]) == 1
+    assert "THE REPLICAS DIFFER: rank 0 aa, rank 1 bb" in capsys.readouterr().out

@@ -1,0 +1,53 @@
+"""The command `ddp-course faults`."""
+
+import json
+
+import pytest
+
+from ddp_course.commands import faults as cli
+from ddp_course.diagnose.faults.catalogue import FAULTS
+from ddp_course.diagnose.faults.fault import Diagnosis
+
+QUICK = "world-size-mismatch"  # it is reported at once
+
+
+def test_without_a_name_all_are_listed(capsys):
+    assert cli.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(FAULTS)
+
+
+def test_an_unknown_name_is_said(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["skiped-collective"])
+    assert stopped.value.code == 2 and "no fault is called 'skiped-collective'" in capsys.readouterr().err
+
+
+def test_both_programs_can_be_read(capsys):
+    assert cli.main(["--code", "skipped-collective"]) == 0
+    shown = capsys.readouterr().out
+    assert "def skip_a_collective()" in shown and "def join_every_collective()" in shown
+
+
+@pytest.mark.timeout(60)
+def test_one_fault_from_symptom_to_cure(capsys, nothing_left):
+    assert cli.main([QUICK]) == 0
+    shown = capsys.readouterr().out
+    words = ("what you see", "the report", "rank 1 has 3", "diagnosis", f"{QUICK}, rank 1", "cause", "cure", "mended")
+    places = [shown.index(word) for word in words]
+    assert places == sorted(places)
+
+
+@pytest.mark.timeout(60)
+def test_for_a_program(capsys):
+    assert cli.main(["--json", QUICK]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["broken"]["fault"], told["broken"]["rank"], told["mended"]["fault"]) == (QUICK, 1, None)
+
+
+@pytest.mark.parametrize("broken, mended", [(None, None), ("port-taken", None), (QUICK, QUICK)])
+def test_a_wrong_diagnosis_fails(broken, mended, monkeypatch, capsys):
+    fault = FAULTS[QUICK]
+    swapped = {"provoke": lambda: Diagnosis(broken, None, "words"), "mend": lambda: Diagnosis(mended, None, "words")}
+    monkeypatch.setitem(cli.FAULTS, QUICK, type(fault)(**{**fault.__dict__, **swapped}))
+    assert cli.main([QUICK]) == 1

@@ -1,0 +1,306 @@
+"""What is written for a cluster: it says what was asked for, refuses what cannot be meant, and runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddp_course.checkpoint.folder import Checkpointer
+from ddp_course.commands import submit
+from ddp_course.launcher import janitor
+
+SLURM = ["--slurm", "--checkpoint", "/shared/run7"]
+K8S = ["--k8s", "--checkpoint", "/checkpoints", "--image", "registry.example/course:1"]
+
+
+def written(capsys, *words: str) -> str:
+    assert submit.main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        submit.main(list(words))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+# --- SLURM -----------------------------------------------------------------------------------------
+
+
+def test_the_script_asks_for_what_was_said(capsys):
+    more = ["--nodes", "3", "--gpus-per-node", "4", "--cpus-per-rank", "6", "--time", "1-02:30:00", "--grace", "90"]
+    text = written(capsys, *SLURM, *more, "--name", "run7", "--account", "lab", "--", "--epochs", "9")
+    asked = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line)
+    assert asked == {
+        "job-name": "run7",
+        "nodes": "3",
+        "ntasks-per-node": "1",  # the agent; it starts the ranks
+        "cpus-per-task": "24",  # of all ranks of a node
+        "gpus-per-node": "4",
+        "time": "1-02:30:00",
+        "output": "%x-%j.log",
+        "account": "lab",
+        "open-mode": "append",
+        "requeue": "",
+        "signal": "B:TERM@90",
+    }
+    assert "--nproc-per-node=4" in text and "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=80" in text
+    # sbatch reads no directive below the first command.
+    lines = [line for line in text.splitlines() if line]
+    assert not any(line.startswith("#SBATCH") for line in lines[next(i for i, x in enumerate(lines) if x[0] != "#") :])
+
+
+@pytest.mark.parametrize("time, full", [("1:30", "0-01:30:00"), ("100:00:05", "4-04:00:05"), ("2-00:07", "2-00:07:00")])
+def test_a_time_means_the_same_to_slurm(capsys, time, full):
+    assert f"#SBATCH --time={full}\n" in written(capsys, *SLURM, "--time", time)
+
+
+def test_nodes_without_gpus_are_not_asked_for_any(capsys):
+    text = written(capsys, *SLURM, "--gpus-per-node", "0", "--ranks-per-node", "2")
+    assert "gpus" not in text and "--nproc-per-node=2" in text
+
+
+@pytest.mark.parametrize("nasty", ["it's", 'a "b"', "$(touch owned)", "`touch owned`", "a; touch owned", "@name@"])
+def test_no_value_is_taken_for_shell(capsys, tmp_path, nasty):
+    """bash itself reads the list back."""
+    text = written(capsys, "--slurm", "--checkpoint", f"/shared/{nasty}", "--", "--root", nasty)
+    line = next(line for line in text.splitlines() if line.startswith("training="))
+    script = f'{line}\nprintf "%s\\n" "${{training[@]}}"'
+    out = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["--checkpoint", f"/shared/{nasty}", "--resume", "--no-progress", "--root", nasty]
+    assert list(tmp_path.iterdir()) == []
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------
+
+
+def test_the_job_asks_for_what_was_said(capsys):
+    more = ["--nodes", "1:3", "--gpus-per-node", "2", "--time", "2:00", "--grace", "90", "--memory", "32Gi"]
+    job = yaml.safe_load(written(capsys, *K8S, *more, "--", "--epochs", "9"))
+    spec = job["spec"]
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    assert spec["elasticPolicy"]["minReplicas"] == 1 and spec["elasticPolicy"]["maxReplicas"] == 3
+    assert spec["runPolicy"]["activeDeadlineSeconds"] == 7200
+    worker = spec["pytorchReplicaSpecs"]["Worker"]
+    assert (worker["replicas"], worker["restartPolicy"]) == (3, "OnFailure")
+    pod = worker["template"]["spec"]
+    container = pod["containers"][0]
+    assert pod["terminationGracePeriodSeconds"] == 90
+    assert container["resources"]["limits"] == {"cpu": 8, "memory": "32Gi", "nvidia.com/gpu": 2}
+    assert container["args"][-2:] == ["--epochs", "9"] and "--nproc-per-node=2" in container["args"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted == {"checkpoints": "/checkpoints", "shared-memory": "/dev/shm"}
+    assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("nasty", ["a: b", "- x", "#no", "yes", "{a}", "$(POD_IP)", 'say "so"', "@name@"])
+def test_no_value_is_taken_for_yaml(capsys, nasty):
+    job = yaml.safe_load(written(capsys, *K8S, "--", "--root", nasty))
+    args = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-1].replace("$$", "$") == nasty
+    assert "$" not in nasty or args[-1] == "$$(POD_IP)"  # not to be replaced by the pod's address
+
+
+# The fields of the operator's own types (kubeflow.org/v1: pytorch_types.go, common_types.go) that can be said here, and
+# what each holds. A pod's fields are Kubernetes' own.
+FIELDS = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "runPolicy": {
+            "cleanPodPolicy": str,
+            "ttlSecondsAfterFinished": int,
+            "activeDeadlineSeconds": int,
+            "backoffLimit": int,
+            "suspend": bool,
+        },
+        "elasticPolicy": {
+            "minReplicas": int,
+            "maxReplicas": int,
+            "rdzvBackend": str,
+            "rdzvPort": int,
+            "rdzvHost": str,
+            "rdzvId": str,
+            "maxRestarts": int,
+        },
+        "pytorchReplicaSpecs": {"Worker": {"replicas": int, "restartPolicy": str, "template": {"spec": dict}}},
+    },
+}
+
+
+def test_the_operator_knows_every_field(capsys):
+    def fits(value, kind, path=""):
+        if isinstance(kind, type):
+            assert isinstance(value, kind), path
+            return
+        assert set(value) <= set(kind), path
+        for name in value:
+            fits(value[name], kind[name], f"{path}.{name}")
+
+    fits(yaml.safe_load(written(capsys, *K8S)), FIELDS)
+
+
+# --- What cannot be meant --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--checkpoint", "/c"], "one of the arguments --slurm --k8s is required"),
+        (["--slurm"], "required: --checkpoint"),
+        (["--slurm", "--checkpoint", "here"], "an absolute path"),
+        ([*SLURM, "--nodes", "1:2"], "SLURM gives a fixed number"),
+        ([*SLURM, "--nodes", "0"], "--nodes '0': expected a number"),
+        ([*SLURM, "--nodes", "3:2"], "--nodes '3:2'"),
+        ([*SLURM, "--name", "a b"], "--name 'a b': expected"),
+        ([*SLURM, "--name", "x\n#SBATCH --uid=0"], "--name"),
+        ([*SLURM, "--account", "x --uid=0"], "--account 'x --uid=0': expected"),
+        ([*SLURM, "--time", "90"], r"--time '90': expected [DAYS-]HOURS:MINUTES[:SECONDS]"),
+        ([*SLURM, "--time", "0:06"], "must be 300 s more than the --grace of 120 s"),
+        ([*SLURM, "--gpus-per-node", "2", "--ranks-per-node", "2"], "for nodes without GPUs"),
+        ([*SLURM, "--gpus-per-node", "-1"], "--gpus-per-node -1: must be at least 0"),
+        ([*SLURM, "--image", "x"], "--image is for --k8s only"),
+        (["--k8s", "--checkpoint", "/c"], "--k8s needs an --image"),
+        ([*K8S, "--partition", "gpu"], "--partition is for --slurm only"),
+        ([*K8S, "--memory", "16"], "--memory '16': expected an amount such as 16Gi"),
+        ([*K8S, "--image", "a b"], "--image 'a b'"),
+        ([*SLURM, "--", "--epoch-s", "3"], "unrecognized arguments: --epoch-s"),
+        ([*SLURM, "--", "--epochs", "0"], "epochs=0: must be at least 1"),
+        ([*SLURM, "--", "--no-resume"], "no --no-resume"),
+        ([*SLURM, "--", "--checkpoint", "/elsewhere"], "give it before the --"),
+    ],
+)
+def test_mistakes_show_here_and_not_in_the_queue(capsys, words, says):
+    assert says in refused(capsys, *words)
+
+
+def test_the_output_goes_to_a_file(capsys, tmp_path):
+    file = tmp_path / "run7.sbatch"
+    assert submit.main([*SLURM, "--output", str(file)]) == 0
+    assert capsys.readouterr().out == "" and "# Submit with: sbatch run7.sbatch\n" in file.read_text()
+    assert submit.main([*SLURM, "--output", str(tmp_path / "no" / "x")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+# --- The script runs -------------------------------------------------------------------------------
+
+# Two "nodes" on loopback instead of a cluster's. Each does what the real one is documented to do.
+COMMANDS = {
+    "srun": """
+while [[ $1 == --* ]]; do shift; done
+for id in 0 1; do
+  SLURM_NODEID=$id SLURMD_NODENAME=127.0.0.1 "$@" & echo $! >> "$CLUSTER/agents"
+done
+status=0
+for agent in $(jobs -p); do wait "$agent" || status=$?; done
+exit $status""",
+    "scancel": '[[ $1 == --signal=TERM && $2 == "$SLURM_JOB_ID" ]] && kill -TERM $(cat "$CLUSTER/agents")',
+    "scontrol": """
+case $1 in
+  show) printf '%s\\n' 127.0.0.1 127.0.0.1;;
+  requeue) echo "$2" > "$CLUSTER/requeued";;
+esac""",
+}
+
+
+def cluster(folder: Path) -> dict[str, str]:
+    """Return the variables of a job in this cluster, with its commands on the PATH."""
+    (folder / "bin").mkdir()
+    for name, body in COMMANDS.items():
+        file = folder / "bin" / name
+        file.write_text(f"#!/bin/bash\n{body}\n")
+        file.chmod(0o755)
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    job = {"SLURM_JOB_ID": str(job_with_a_free_port()), "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NNODES": "2"}
+    return dict(os.environ) | job | {"PATH": path, "CLUSTER": str(folder), "SUBMIT_TEST": str(os.getpid())}
+
+
+MARK = f"SUBMIT_TEST={os.getpid()}"  # known by it, whatever becomes of the job
+
+
+def job_with_a_free_port() -> int:
+    for job in range(1 + os.getpid() % 19000, 20000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", 10000 + job)):
+                return job
+    raise AssertionError("every port is taken")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_job_that_is_told_to_stop_saves_and_goes_on_from_there(capsys, tmp_path):
+    checkpoints = tmp_path / "check points"
+    words = [
+        "--slurm",
+        "--checkpoint",
+        str(checkpoints),
+        "--gpus-per-node",
+        "0",
+        "--cpus-per-rank",
+        "1",
+        "--grace",
+        "40",
+    ]
+    words += ["--python", sys.executable, "--", "--json", "--keep", "1000"]
+    script = written(capsys, *words, "--epochs", "200")
+    variables = cluster(tmp_path)
+    job = start(script, variables)
+    try:
+        wait_for(lambda: Checkpointer(checkpoints).steps(), job)
+        job.send_signal(signal.SIGTERM)  # as SLURM does with --signal=B:TERM, to this script only
+        out, _ = job.communicate(timeout=100)
+    finally:
+        end(job)
+    assert job.returncode != 0, out
+    assert (tmp_path / "requeued").read_text().strip() == variables["SLURM_JOB_ID"], out
+    stopped_at = Checkpointer(checkpoints).steps()[-1]
+    assert stopped_at < 200 * 45
+
+    (tmp_path / "agents").unlink()
+    (tmp_path / "requeued").unlink()
+    epochs = stopped_at // 45 + 2  # 1437 rows, two ranks with batches of 16: 45 steps an epoch
+    job = start(script.replace("--epochs 200", f"--epochs {epochs}"), variables)
+    try:
+        out, _ = job.communicate(timeout=100)
+    finally:
+        end(job)
+    assert job.returncode == 0, out
+    results = json.loads(next(line for line in out.splitlines() if line.startswith("[{")))
+    assert [(each["world_size"], each["first_step"], each["steps"]) for each in results] == [
+        (2, stopped_at, 45 * epochs)
+    ] * 2
+    assert not (tmp_path / "requeued").exists()
+
+
+def start(script: str, variables: dict[str, str]) -> subprocess.Popen:
+    pipe = subprocess.PIPE
+    command = ["bash", "-c", script]
+    return subprocess.Popen(command, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def end(job: subprocess.Popen) -> None:
+    """End the job with its agents and their ranks, which torchrun gives sessions of their own."""
+    janitor.kill_marked(MARK)
+    job.kill()
+    job.communicate()
+
+
+def wait_for(condition, job: subprocess.Popen, limit_s: float = 100) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert job.poll() is None, job.communicate()[0]
+        assert time.monotonic() < deadline, shlex.join(job.args)
+        time.sleep(0.05)

@@ -1,0 +1,111 @@
+"""`%%ranks`: state between cells, what is shown, and mistakes."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from ddp_course import RankError, load_ipython_extension
+from ddp_course.launcher.magic import RanksMagic
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def shell():
+    shell = InteractiveShell.instance()
+    RanksMagic.start_method = "forkserver"
+    load_ipython_extension(shell)
+    yield shell
+    shell.run_line_magic("ranks", "stop")
+    InteractiveShell.clear_instance()
+    RanksMagic.start_method = "spawn"
+
+
+@pytest.fixture
+def ranks(shell, capsys):
+    """Run a `%%ranks` cell and return what it printed."""
+
+    def run(line: str, cell: str) -> str:
+        shell.run_cell_magic("ranks", line, cell)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_ranks_must_be_started_with_a_number(shell, ranks):
+    shell.run_line_magic("ranks", "stop")
+    with pytest.raises(UsageError, match="say how many, such as %%ranks 2"):
+        ranks("", "1")
+
+
+def test_variables_stay_and_the_last_value_is_shown_by_rank(ranks):
+    out = ranks("2", "x = torch.ones(2) * (rank + 1)\ndist.all_reduce(x)\nx")
+    assert out.splitlines()[-2:] == ["rank 0 → tensor([3., 3.])", "rank 1 → tensor([3., 3.])"]
+    assert ranks("", "y = x * rank\nprint(world_size)\ny.sum().item()").splitlines() == [
+        "rank 0 | 2",
+        "rank 1 | 2",
+        "rank 0 → 0.0",
+        "rank 1 → 6.0",
+    ]
+    assert ranks("", "y = 1") == ""
+    assert ranks("", "def double(v):\n    return 2 * v\ndouble(rank)") == "rank 0 → 0\nrank 1 → 2\n"
+    assert ranks("", "str(device)") == "rank 0 → 'cpu'\nrank 1 → 'cpu'\n"
+
+
+def test_long_values_are_indented(ranks):
+    assert "rank 0 → tensor([[1., 0.],\n" + " " * 9 + "        [0., 1.]])\n" in ranks("2", "torch.eye(2)")
+
+
+def test_push_and_pull(shell, ranks):
+    shell.user_ns["rate"] = 0.5
+    ranks("2 --push rate --pull mine,rank", "mine = rate * rank")
+    assert (shell.user_ns["mine"], shell.user_ns["rank"]) == ([0.0, 0.5], [0, 1])
+    with pytest.raises(UsageError, match="no variable nowhere"):
+        ranks("--push nowhere", "1")
+
+
+def test_a_mistake_keeps_the_variables(ranks):
+    ranks("2", "kept = rank + 10")
+    with pytest.raises(RankError, match="rank 1 of 2 raised NameError") as caught:
+        ranks("", "if rank == 1:\n    wrong_name")
+    assert "the cell, line 2, in <module>\n    wrong_name" in str(caught.value)
+    assert ranks("", "kept") == "rank 0 → 10\nrank 1 → 11\n"
+    with pytest.raises(RankError, match="SyntaxError"):
+        ranks("", "def :")
+
+
+def test_a_death_ends_the_ranks_and_the_next_cell_says_so(ranks):
+    ranks("2", "kept = 1")
+    with pytest.raises(RankError, match="rank 1 of 2 died"):
+        ranks("", "import os\nif rank == 1:\n    os._exit(3)\ndist.barrier()")
+    out = ranks("", "'kept' in globals()")
+    assert out.startswith(
+        "the ranks had ended: new ones start, without the old ones' variables\n2 ranks on cpu, gloo\n"
+    )
+    assert out.endswith("rank 0 → False\nrank 1 → False\n")
+
+
+def test_another_number_starts_other_ranks(ranks):
+    assert ranks("3", "world_size").splitlines() == ["3 ranks on cpu, gloo", "rank 0 → 3", "rank 1 → 3", "rank 2 → 3"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"), [("two", "expected a number of ranks"), ("--bogus", "unrecognized arguments: --bogus")]
+)
+def test_a_wrong_line_is_one_sentence(ranks, line, says):
+    with pytest.raises(UsageError, match=says):
+        ranks(line, "1")
+
+
+def test_line_magic_tells_and_stops(shell, ranks, capsys):
+    ranks("2", "1")
+    shell.run_line_magic("ranks", "")
+    assert capsys.readouterr().out == "2 ranks are up\n"
+    shell.run_line_magic("ranks", "stop")
+    assert capsys.readouterr().out == "the ranks have ended\n"
+    shell.run_line_magic("ranks", "")
+    assert capsys.readouterr().out == "no ranks are up\n"
+    with pytest.raises(UsageError, match="%%ranks 4"):
+        shell.run_line_magic("ranks", "4")

@@ -1,0 +1,34 @@
+"""Whoever calls a collective, and however, it is noted once and for what it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launcher import on_ranks
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_every_collective_is_recorded_with_number_shape_and_size(two_ranks):
+    two_ranks.run(on_ranks.add_ranks)  # an earlier call does not count
+    expected = [
+        (1, "all_reduce", "float32", ((10,),), 40, False),
+        (2, "broadcast", "float64", ((2, 3),), 48, False),
+        (3, "all_reduce", "float32", ((5,),), 20, False),
+        (1, "new_group", "", (), 0, False),
+        (1, "all_reduce", "float32", ((1,),), 4, True),
+        (4, "barrier", "", (), 0, False),
+    ]
+    message = (1, "float32", ((1,),), 4, False)
+    sender, receiver = ([*expected[:3], (1, op, *message[1:]), *expected[3:]] for op in ("send", "recv"))
+    assert two_ranks.run(on_ranks.collectives) == [sender, receiver]
+
+
+def test_a_collective_under_way_is_not_finished(two_ranks):
+    (before, after), (_, after_other) = two_ranks.run(on_ranks.in_flight)
+    assert (before, after, after_other) == (False, True, True)
+
+
+def test_the_recorder_keeps_no_tensor_alive_and_knows_that_a_reduce_scatter_is_complete(two_ranks):
+    for found in two_ranks.run(on_ranks.what_is_kept):
+        assert found == {"reduce_scatter_tensor": (True, True), "all_gather_into_tensor": (True, True)}

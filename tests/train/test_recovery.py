@@ -1,0 +1,323 @@
+"""A run that was killed goes on as if it had not been: the same weights, losses and rows, and no saved step is lost."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+from ddp_course import RankError, launch
+from ddp_course.data import load
+from ddp_course.diagnose.nodes import Node
+from ddp_course.train.images import Config, Result
+from tests.train import recovery_on_ranks as on_ranks
+from tests.train.recovery_on_ranks import Case, Death, read_journal, train_and_die
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+TINY = Config(epochs=2, hidden=16, local_batch=64, progress=False)
+STEPS = {2: 24, 3: 16, 4: 12}  # in two epochs of 1437 rows
+CASES = on_ranks.draw_cases(50, seed=5, steps=STEPS)
+
+
+@functools.cache
+def images() -> tuple:
+    return load("digits", "train"), load("digits", "test")
+
+
+def start(world_size: int, config: Config, journal: Path, death: Death | None = None, **more: str) -> list[Result]:
+    """One life of a run, on fresh ranks."""
+    journal.mkdir(parents=True)
+    args = (config, journal, images(), death, more.get("model", ""), more.get("without", ""))
+    return launch(
+        train_and_die, world_size, args, backend="gloo", start_method="forkserver", timeout_s=30, limit_s=60, quiet=True
+    )
+
+
+def config_of(model: str, **settings) -> Config:
+    return replace(TINY, model="mlp" if model == "dropout" else model, **settings)
+
+
+def outcome(result: Result) -> tuple:
+    """What must not depend on whether the run was interrupted."""
+    return result.checksum, result.losses, result.own_losses, result.accuracies, result.accuracy, result.steps
+
+
+def rows_by_step(journal: Path, world_size: int, after: int = 0, until: int = 10**9) -> list[dict[int, list[int]]]:
+    """Return for each rank the rows it trained on in each of the steps `after` + 1 to `until`."""
+    return [
+        {note["step"]: note["rows"] for note in read_journal(journal, rank)
+         if note["what"] == "step" and after < note["step"] <= until}
+        for rank in range(world_size)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A function that returns what an uninterrupted run brings: outcomes by rank, and rows by rank and step."""
+
+    @functools.cache
+    def run(world_size: int, model: str) -> tuple[list, list]:
+        journal = tmp_path_factory.mktemp("straight") / "journal"
+        results = start(world_size, config_of(model), journal, model=model)
+        assert results[0].steps == STEPS[world_size]
+        return [outcome(result) for result in results], rows_by_step(journal, world_size)
+
+    return run
+
+
+def rank_ended(config: Config, world_size: int, journal: Path, death: Death, **more: str) -> None:
+    with pytest.raises(RankError) as caught:
+        start(world_size, config, journal, death, **more)
+    assert (caught.value.kind, caught.value.rank) == ("died", death.rank), str(caught.value)
+
+
+# --- Fifty runs ------------------------------------------------------------------------------------
+
+
+def newest_by_journal(folder: Path, lives: int) -> tuple[int, int]:
+    """Return the last step whose file got its name, and the last step whose saving began, as rank 0 wrote them down."""
+    notes = [note for life in range(lives) for note in read_journal(folder / f"life{life}", 0)]
+    named = max((note["step"] for note in notes if note["what"] == "named"), default=0)
+    begun = max((note["step"] for note in notes if note["what"] == "begun"), default=0)
+    return named, begun
+
+
+def may_have_got_its_name_unnoticed(case: Case, death: Death) -> bool:
+    """Whether rank 0 may have been in the middle of a save when another thread or rank ended it."""
+    return death.place == "waiting" or (case.background and death.place in on_ranks.IN_A_STEP)
+
+
+def die(case: Case, config: Config, folder: Path, life: int, death: Death, began: int) -> tuple[int, int]:
+    """Let one life end by `death`; return the bounds of the step from which the next one goes on."""
+    rank_ended(config, case.world_size, folder / f"life{life}", death, model=case.model)
+    named, begun = newest_by_journal(folder, life + 1)
+    done = max(
+        (note["step"] for note in read_journal(folder / f"life{life}", 0) if note["what"] == "step"), default=began
+    )
+    assert done - named <= case.save_every * (2 if case.background else 1)
+    return named, begun if may_have_got_its_name_unnoticed(case, death) else named
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_killed_at_any_moment_a_run_goes_on_to_the_same_end(case, straight, tmp_path):
+    outcomes, rows = straight(case.world_size, case.model)
+    saving = {"save_every": case.save_every, "background": case.background, "keep": case.keep}
+    config = config_of(case.model, checkpoint=str(tmp_path / "run"), resume=True, **saving)
+    bounds = [(0, 0)]
+    for life, death in enumerate(case.deaths):
+        bounds.append(die(case, config, tmp_path, life, death, bounds[-1][1]))
+    last = len(case.deaths)
+    results = start(case.world_size, config, tmp_path / f"life{last}", model=case.model)
+
+    assert [outcome(result) for result in results] == outcomes
+    assert bounds[last][0] <= results[0].first_step <= bounds[last][1]
+    begins = [*(first_step(tmp_path / f"life{life}") for life in range(last)), results[0].first_step]
+    kept: list[dict] = [{} for _ in range(case.world_size)]
+    for life, (began, (least, most)) in enumerate(zip(begins, bounds, strict=True)):
+        assert began is None or least <= began <= most  # nothing that was saved is done again, nothing is left out
+        for rank, by_step in enumerate(rows_by_step(tmp_path / f"life{life}", case.world_size)):
+            kept[rank] |= by_step
+            assert all(rows[rank][step] == taken for step, taken in by_step.items())
+    assert kept == rows
+
+
+def first_step(journal: Path) -> int | None:
+    """Return the steps that this life had behind it when it began; None if it did not come so far."""
+    return next((note["step"] - 1 for note in read_journal(journal, 0) if note["what"] == "step"), None)
+
+
+def test_the_cases_are_as_many_and_as_various_as_they_should_be():
+    deaths = [death for case in CASES for death in case.deaths]
+    in_a_save = [death for death in deaths if death.place not in on_ranks.IN_A_STEP]
+    assert len(CASES) == 50 and len(in_a_save) >= 15
+    assert {death.place for death in deaths} >= {"write", "fsync", "replace", "replaced", "waiting", "reading"}
+    assert {(case.world_size, case.background) for case in CASES} >= {(w, b) for w in (2, 3) for b in (True, False)}
+    assert {death.rank for death in deaths if death.place in on_ranks.IN_A_STEP} >= {0, 1, 2}
+    assert sum(len(case.deaths) > 1 for case in CASES) >= 8 and {case.model for case in CASES} == {
+        "mlp", "mlp_bn", "dropout"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("without", "world_size", "model"),
+    [
+        ("settled buckets", 3, "mlp"),
+        ("position", 2, "mlp"),
+        ("random state", 2, "dropout"),
+        ("own generator", 2, "dropout"),
+    ],
+)
+def test_the_comparison_would_notice_what_is_left_out(without, world_size, model, tmp_path):
+    more = {"model": model, "without": without}
+    straight = start(world_size, config_of(model), tmp_path / "straight", **more)
+    config = config_of(model, checkpoint=str(tmp_path / "run"), resume=True, save_every=3)
+    rank_ended(config, world_size, tmp_path / "first", Death(1, 5, "trained"), **more)
+    resumed = start(world_size, config, tmp_path / "second", **more)
+    assert resumed[0].first_step == 3
+    assert resumed[0].checksum != straight[0].checksum
+
+
+# --- Another number of ranks -----------------------------------------------------------------------
+
+
+def steps_of(rows: int, world_size: int) -> int:
+    """Return the steps in which `world_size` ranks get through `rows`."""
+    return math.ceil(math.ceil(rows / world_size) / TINY.local_batch)
+
+
+@pytest.mark.parametrize(("before", "after", "background"), [(2, 3, False), (3, 2, True), (4, 1, False), (1, 4, True)])
+def test_resumed_by_another_number_of_ranks_no_row_of_the_epoch_is_lost_or_seen_twice(
+    before, after, background, tmp_path
+):
+    config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True, save_every=2, background=background)
+    rank_ended(config, before, tmp_path / "first", Death(0, 4, "replaced"))  # the file of step 4 is there
+    results = start(after, config, tmp_path / "second")
+    went_on_at, n = results[0].first_step, len(images()[0])
+    assert went_on_at == 4
+    order = list(DistributedSampler(range(n), 1, 0, seed=TINY.seed))
+    left = n - went_on_at * TINY.local_batch * before
+    epoch_ends = went_on_at + steps_of(left, after)
+    first = notes_of_steps(tmp_path / "first", before, 0, went_on_at)
+    second = notes_of_steps(tmp_path / "second", after, went_on_at, epoch_ends)
+    seen = Counter(row for note in first + second for row in note["rows"])
+    repeated = order[: -left % after]  # to give all ranks the same number, as torch does
+    assert seen == Counter(order) + Counter(repeated)
+
+    loss = sum(note["loss"] * len(note["rows"]) for note in first + second) / seen.total()
+    assert results[0].losses[0] == pytest.approx(loss, rel=1e-6)
+    assert {result.checksum for result in results} == {results[0].checksum}
+    assert [result.own_losses[0] for result in results] == [None] * after and None not in results[0].own_losses[1:]
+    assert {tuple(result.losses) for result in results} == {tuple(results[0].losses)}
+
+    for rank, by_step in enumerate(rows_by_step(tmp_path / "second", after, epoch_ends)):
+        sampler = DistributedSampler(range(n), after, rank, seed=TINY.seed)
+        sampler.set_epoch(1)
+        assert [row for rows in by_step.values() for row in rows] == list(sampler)
+
+
+def notes_of_steps(journal: Path, world_size: int, after: int, until: int) -> list[dict]:
+    return [
+        note
+        for rank in range(world_size)
+        for note in read_journal(journal, rank)
+        if note["what"] == "step" and after < note["step"] <= until
+    ]
+
+
+# --- Signals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("world_size", "background"), [(2, True), (3, False)])
+def test_a_sigterm_to_one_rank_stops_all_at_one_step_and_they_go_on_exactly(world_size, background, straight, tmp_path):
+    config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True, background=background)
+    last_rank = world_size - 1
+    stopped = start(world_size, config, tmp_path / "first", Death(last_rank, 3, "reading", signal=signal.SIGTERM))
+    assert [(result.stopped, result.steps) for result in stopped] == [(True, 4)] * world_size
+    assert [path.name for path in (tmp_path / "run").glob("*.pt")] == ["step-0000000004.pt"]
+    resumed = start(world_size, config, tmp_path / "second")
+    assert [(result.stopped, result.first_step) for result in resumed] == [(False, 4)] * world_size
+    assert [outcome(result) for result in resumed] == straight(world_size, "mlp")[0]
+
+
+def test_a_sigterm_in_the_last_step_of_an_epoch_ends_with_the_whole_epoch(straight, tmp_path):
+    config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True)
+    epoch = STEPS[2] // 2
+    stopped = start(2, config, tmp_path / "first", Death(1, epoch - 1, "reading", signal=signal.SIGTERM))
+    assert [(r.stopped, r.steps, len(r.losses)) for r in stopped] == [(True, epoch, 1)] * 2
+    resumed = start(2, config, tmp_path / "second")
+    assert (resumed[0].first_epoch, resumed[0].first_step) == (1, epoch)
+    assert [outcome(result) for result in resumed] == straight(2, "mlp")[0]
+
+
+def test_a_sigusr1_to_one_rank_saves_and_the_run_goes_on(straight, tmp_path):
+    config = config_of("mlp", checkpoint=str(tmp_path / "run"))
+    results = start(3, config, tmp_path / "only", Death(2, 3, "reading", signal=signal.SIGUSR1))
+    saved = [note["step"] for note in read_journal(tmp_path / "only", 0) if note["what"] == "saved"]
+    assert saved == [4, 8, 16]  # 8 steps in an epoch
+    assert not results[0].stopped and [outcome(result) for result in results] == straight(3, "mlp")[0]
+
+
+# --- From a terminal -------------------------------------------------------------------------------
+
+EPOCH = STEPS[2] // 2
+OPTIONS = ["--epochs=100000", "--hidden=16", "--local-batch=64", "--backend=gloo", "--no-progress", "--keep=100000"]
+TRAIN = ["-m", "ddp_course.train.images", *OPTIONS]
+
+
+@pytest.fixture
+def two_cores():
+    """One thread for each of two ranks: `launch` shares out the cores that it may use."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:2])
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:15]) for path in folder.glob("step-*.pt"))
+
+
+def wait_for(condition, alive, what: str, limit_s: float = 90.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert alive() and time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def ask_for_a_save_within_an_epoch(folder: Path, signal_it, alive) -> None:
+    """Send SIGUSR1 once the training is under way; again, if it came in an epoch's last step, which is saved anyway."""
+    wait_for(lambda: saved_steps(folder), alive, "the end of the first epoch")
+
+    def within() -> bool:
+        signal_it(signal.SIGUSR1)
+        return any(step % EPOCH for step in saved_steps(folder))
+
+    wait_for(within, alive, "a file within an epoch")
+
+
+def goes_on_exactly(folder: Path, tmp_path: Path) -> None:
+    """Resume at what was saved last, to the end of that epoch; compare with a run that nobody stopped."""
+    last = saved_steps(folder)[-1]
+    config = replace(TINY, epochs=last // EPOCH + 1)
+    straight = start(2, config, tmp_path / "straight")
+    resumed = start(2, replace(config, checkpoint=str(folder), resume=True), tmp_path / "resumed")
+    assert resumed[0].first_step == last and resumed[0].steps == straight[0].steps
+    assert [outcome(result) for result in resumed] == [outcome(result) for result in straight]
+
+
+def test_the_command_saves_on_sigusr1_and_on_sigterm_saves_and_ends_with_143(two_cores, tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, *TRAIN, "--world-size=2", f"--checkpoint={folder}"]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        ask_for_a_save_within_an_epoch(folder, program.send_signal, lambda: program.poll() is None)
+        program.terminate()
+        said, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.communicate()
+    assert program.returncode == 143, errors
+    assert f"stopped by a signal after step {saved_steps(folder)[-1]}, saved" in said
+    goes_on_exactly(folder, tmp_path)
+
+
+def test_under_torchrun_a_signal_to_one_rank_is_every_ranks(tmp_path):
+    folder = tmp_path / "run"
+    with Node([*TRAIN, f"--checkpoint={folder}"]) as node:
+        ask_for_a_save_within_an_epoch(
+            folder, lambda number: os.kill(node.rank_pids()[1], number), lambda: node.status is None
+        )
+        os.kill(node.rank_pids()[1], signal.SIGTERM)
+        assert node.wait(60) == 1  # torchrun's own, whatever a rank's was
+    assert "exitcode  : 143" in node.errors, node.errors
+    goes_on_exactly(folder, tmp_path)

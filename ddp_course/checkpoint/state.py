@@ -15,6 +15,7 @@ Read next: `train.py`; torch/nn/modules/module.py, `load_state_dict`.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -23,7 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checkpoint.folder import CheckpointError, place_in
+from ddp_course.checkpoint.file import CheckpointError
+from ddp_course.checkpoint.folder import place_in
 
 PREFIX = "module."
 PARTS = ("optimizer", "scheduler", "scaler", "sampler")
@@ -207,3 +209,12 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 def _uses_a_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def checksum(model: nn.Module) -> str:
+    """Return a short hash of all parameters and buffers: equal bits, equal text."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -49,7 +49,7 @@ PATIENCE = {
 class Node:
     """One torchrun agent with its ranks. It starts at once, and everything of it is gone when the `with` block ends.
 
-    program = ["-m", "ddp_course.train.images", "--epochs", "2"]
+    program = ["-m", "ddp_course.train", "--epochs", "2"]
     with Node(program, nnodes="2") as first, Node(program, nnodes="2", endpoint=first.endpoint) as second:
         first.wait(60), second.wait(60)           # (0, 0): two machines with two ranks each
     """

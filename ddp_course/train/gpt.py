@@ -1,8 +1,8 @@
 """How is a GPT trained on several ranks, with batches larger than the memory and a number for its speed?
 
     launch(train_gpt, 2, args=(GPTConfig(),))                            # from a cell
-    python -m ddp_course.train.gpt --world-size 2                        # from a terminal; starts the ranks itself
-    torchrun --nproc-per-node 2 -m ddp_course.train.gpt                  # the ranks are there already; joins them
+    ddp-course train gpt --world-size 2                                  # from a terminal; starts the ranks itself
+    torchrun --nproc-per-node 2 -m ddp_course.train gpt                  # the ranks are there already; joins them
 
 A step takes several small batches, one after the other. Their gradients add up on each rank, in silence; only the last
 backward pass lets DDP average them. Then every rank has the whole batch's gradient, cuts it to the same length, and
@@ -12,15 +12,13 @@ The speed is given as tokens per second of all ranks, and as model FLOPs utilisa
 model needs, over what this machine reaches in a plain matrix product, measured by all ranks at the same time.
 
 Left out on purpose: packing by document, gradient checkpointing, and models that one rank cannot hold (`beyond/`).
-Read next: `gpt_run.py`, which saves and resumes; `gpt_terminal.py`, the program around it.
+Read next: `tokens.py`, what is noted and saved of it.
 
 Shapes: A micro-batches in a step, N rows of one of them on this rank, T tokens in a row, V vocabulary.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -30,15 +28,44 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checkpoint.state import checksum
 from ddp_course.data.text import VOCABULARY, Text, TokenStream, decode, encode, exact_windows, library_text, windows
 from ddp_course.gpt import GPT, SIZES, flops_per_token, generate, weight_decay_groups
 from ddp_course.groups import my_device
+from ddp_course.logs import progress_bar
 from ddp_course.metrics import each_rank, mean_over_ranks
-from ddp_course.train.gpt_run import GPTConfig, Progress, clock
-from ddp_course.train.images import checksum
+from ddp_course.train.config import Saving, option
+from ddp_course.train.run import Run, settle_buckets
 from ddp_course.train.schedule import share_of_rate
+from ddp_course.train.tokens import StepCurves, clock
 
-__all__ = ["GPTConfig", "GPTResult", "accumulate", "held_out_loss", "measure_peak", "train_gpt"]
+PRECISIONS = ("float32", "bf16")
+
+
+@dataclass(frozen=True)
+class GPTConfig(Saving):
+    """How to train a GPT on text. Each field is also an option of the command line."""
+
+    text: str | None = option(None, "a folder of Python files (default: Python's standard library)", free=True)
+    size: str = option("mini", "how large the model is", tuple(SIZES))
+    steps: int = option(400, "updates of the weights, those of a resumed run included", least=1)
+    until: int = option(0, "save and leave after this step, to be resumed (0: the last one)", saves=True)
+    local_batch: int = option(8, "windows of one micro-batch on one rank", least=1)
+    accumulation: int = option(2, "micro-batches in a step", least=1)
+    lr: float = option(5e-3, "learning rate at the end of the warm-up")
+    warmup: int = option(40, "steps in which the learning rate rises")
+    weight_decay: float = option(0.1, "AdamW's, for matrices only")
+    clip: float = option(1.0, "the largest norm of the gradient; inf clips nothing", above=0)
+    precision: str = option("float32", "number format of the matrix products", PRECISIONS)
+    held_out: int = option(512, "windows of held-out text for a loss (0: all of them)", free=True)
+    held_out_every: int = option(0, "take the held-out loss after so many steps, too (0: only at the end)", free=True)
+    sample: int = option(400, "bytes that rank 0 writes at the end", free=True)
+    seed: int = option(0, "chooses the first weights and the order of the windows")
+
+    @property
+    def last(self) -> int:
+        """The step after which this part of the run ends."""
+        return min(self.until or self.steps, self.steps)
 
 
 @dataclass(frozen=True)
@@ -74,61 +101,88 @@ def train_gpt(rank: int, world_size: int, config: GPTConfig) -> GPTResult:
         DatasetError: there is no text.
         CheckpointError: a checkpoint cannot be written or used, or is of another run.
     Collective: DDP's own at construction; in each step its all_reduces in the last micro-batch, and one for the loss;
-        those of `Progress`, `held_out_loss` and `measure_peak`.
+        those of `Run`, `held_out_loss` and `measure_peak`.
     """
     device, text = my_device(), library_text(config.text)
-    torch.manual_seed(config.seed)
-    model = GPT(replace(SIZES[config.size], vocabulary=VOCABULARY)).to(device)
-    optimizer = torch.optim.AdamW(
-        weight_decay_groups(model, config.weight_decay), lr=config.lr, betas=(0.9, 0.95), fused=True
-    )
-    context = model.shape.context
+    replica, optimizer = build_replica(config, device)
+    model = replica.module
+    context, curves = model.shape.context, StepCurves()
     stream = TokenStream(text.train, context, config.local_batch, world_size, rank, seed=config.seed)
-    replica = DistributedDataParallel(model)
-    settle(replica, context)
 
-    with Progress(config, model, optimizer, stream) as progress:
+    with Run(config, model, optimizer, stream, curves) as run:
         if config.resume:
-            progress.resume()
-        for step in progress.steps():
-            model.train()
-            set_lr(optimizer, config.lr * share_of_rate("cosine", step, config.steps, config.warmup))
-            batches = [stream.next_batch() for _ in range(config.accumulation)]
-            loss = accumulate(replica, batches, config.precision)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)  # averaged already: the same everywhere
-            optimizer.step()
-            optimizer.zero_grad()
-            progress.after_step(loss, norm)
-            if config.held_out_every and progress.step % config.held_out_every == 0 and progress.step < progress.last:
-                progress.note_held_out(held_out_loss(model, text, config.held_out))
-        progress.note_held_out(held_out_loss(model, text, config.held_out))
-        progress.finish()
+            run.resume()
+        run.bar = progress_bar(config.steps, initial=run.step, shown=config.progress)
+        while run.step < config.last and not run.stopping:
+            curves.before_step()
+            run.after_step(*take_step(replica, optimizer, stream, run.step, config))
+            run.bar.set_postfix_str(f"loss {curves.losses[-1]:.3f}")
+            if config.held_out_every and run.step % config.held_out_every == 0 and run.step < config.last:
+                curves.note_held_out(held_out_loss(model, text, config.held_out))
+        curves.note_held_out(held_out_loss(model, text, config.held_out))
+        run.finish()
 
-    tokens_per_s = progress.tokens_per_s(config.accumulation * config.local_batch * context)
+    tokens_per_s = curves.tokens_per_s(config.accumulation * config.local_batch * context)
     peak, need = measure_peak(config.precision), flops_per_token(model)
     return GPTResult(
         rank=rank,
         world_size=world_size,
         device=str(device),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        first_step=progress.first_step,
-        steps=progress.step,
-        stopped=progress.step < config.steps,
-        losses=progress.losses,
-        norms=progress.norms,
-        held_out=progress.held_out,
+        first_step=run.first_step,
+        steps=run.step,
+        stopped=run.step < config.steps,
+        losses=curves.losses,
+        norms=curves.norms,
+        held_out=curves.held_out,
         tokens_per_s=tokens_per_s,
         flops_per_token=need,
         peak_flops=peak,
         mfu=need * tokens_per_s / peak,
-        seconds=sum(progress.times),
+        seconds=sum(curves.times),
         sample=sample(model, config.sample, config.seed) if rank == 0 else "",
         checksum=checksum(model),
-        notes=progress.notes,
+        notes=run.notes,
     )
 
 
+def build_replica(config: GPTConfig, device: torch.device) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Return the wrapped model, its buckets settled, and its optimizer.
+
+    Collective: DDP's own at construction, and those of `settle_buckets`; every rank.
+    """
+    torch.manual_seed(config.seed)
+    model = GPT(replace(SIZES[config.size], vocabulary=VOCABULARY)).to(device)
+    optimizer = torch.optim.AdamW(
+        weight_decay_groups(model, config.weight_decay), lr=config.lr, betas=(0.9, 0.95), fused=True
+    )
+    replica = DistributedDataParallel(model)
+    settle_buckets(replica, torch.zeros(1, model.shape.context, dtype=torch.int64, device=device))
+    return replica, optimizer
+
+
 # --- One step --------------------------------------------------------------------------------------
+
+
+def take_step(
+    replica: DistributedDataParallel,
+    optimizer: torch.optim.Optimizer,
+    stream: TokenStream,
+    step: int,
+    config: GPTConfig,
+) -> tuple[float, torch.Tensor]:
+    """Return this rank's mean loss, and the norm of the averaged gradient before clipping.
+
+    Collective: that of `accumulate`; every rank.
+    """
+    replica.train()
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr * share_of_rate("cosine", step, config.steps, config.warmup)
+    loss = accumulate(replica, [stream.next_batch() for _ in range(config.accumulation)], config.precision)
+    norm = nn.utils.clip_grad_norm_(replica.parameters(), config.clip)  # averaged already: the same everywhere
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm
 
 
 def accumulate(
@@ -165,20 +219,6 @@ def loss_of(
     if precision == "bf16":
         score_NTV = score_NTV.float()
     return F.cross_entropy(score_NTV.flatten(0, 1), next_NT.flatten(), reduction=reduction)
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def settle(replica: DistributedDataParallel, context: int) -> None:
-    """Have DDP make its last plan of the buckets before step one; see `run.settle_buckets`.
-
-    Collective: DDP's own of one forward and backward pass, every rank.
-    """
-    replica(torch.zeros(1, context, dtype=torch.int64, device=my_device())).sum().backward()
-    replica.zero_grad()
 
 
 # --- How good, how fast ----------------------------------------------------------------------------
@@ -236,17 +276,3 @@ def sample(model: GPT, count: int, seed: int, prompt: str = "import os\n\n\ndef 
     generator = torch.Generator().manual_seed(seed)
     tokens = generate(model.cpu(), encode(prompt), count, temperature=0.9, generator=generator)
     return decode(tokens)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Train from a terminal, or as one of the ranks that torchrun has started; see `gpt_terminal.py`."""
-    from ddp_course.commands import train_gpt as terminal
-
-    return terminal.main(argv)
-
-
-if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # in the interpreter's own teardown, DDP's last threads may abort the process

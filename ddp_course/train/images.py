@@ -2,7 +2,7 @@
 
     launch(train, 2, args=(Config(),))                       # from a cell
     ddp-course train --world-size 2                          # from a terminal; starts the ranks itself
-    torchrun --nproc-per-node 2 -m ddp_course.train.images          # the ranks are there already; joins them
+    torchrun --nproc-per-node 2 -m ddp_course.train          # the ranks are there already; joins them
 
 Each rank holds a replica of the model and trains it on its own shard of the rows. DistributedDataParallel
 averages the gradients while the backward pass computes them, so every replica takes the same step. The loss is
@@ -13,16 +13,13 @@ Everything beyond that is an option: the learning rate's way (`schedule.py`), ra
 (`data/augment.py`), mixed precision in `train_epoch`, and what makes a step faster (`speed.py`).
 
 Left out on purpose: optimizers other than SGD, and other tasks than telling classes apart.
-Read next: `terminal.py`, the same program from a terminal; or torch/nn/parallel/distributed.py.
+Read next: `program.py`, the same from a terminal; or torch/nn/parallel/distributed.py.
 
 Shapes: N rows of this rank's batch, C image channels, K classes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +31,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
+from ddp_course.checkpoint.state import checksum
 from ddp_course.data import Images, load
 from ddp_course.data.augment import Augmented
 from ddp_course.data.sampler import ShardSampler, exact_shard
@@ -43,10 +41,9 @@ from ddp_course.metrics import mean_over_ranks
 from ddp_course.models import MLP, resnet18_small
 from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.train.config import DTYPES, Config
+from ddp_course.train.epochs import EpochCurves
 from ddp_course.train.run import Run, settle_buckets
 from ddp_course.train.speed import compile_where_possible, laid_out, reading
-
-__all__ = ["Config", "Result", "train"]
 
 
 @dataclass(frozen=True)
@@ -84,64 +81,79 @@ def train(rank: int, world_size: int, config: Config) -> Result:
         two for each layer; after each epoch two all_reduces (loss, accuracy) and one broadcast per buffer; those of
         `Run` if a checkpoint is wanted, of `settle_buckets`, and of `compile_where_possible` if that is wanted.
     """
-    device, dtype = my_device(), DTYPES[config.dtype]
+    device = my_device()
     train_set, test_set = (load(config.dataset, split, config.root) for split in ("train", "test"))
-    torch.manual_seed(config.seed)
-    model = synchronised(build_model(config, train_set).to(device, dtype), world_size, device)
-    model = laid_out(model, config)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
-    rows = Augmented(train_set, config.seed) if config.augment else Augmented(train_set, shift=0, mirror=False)
-    sampler = ShardSampler(rows, world_size, rank, seed=config.seed)
-    # With a generator of its own, so that beginning an epoch twice draws nothing from the model's.
-    loader = DataLoader(
-        rows, config.local_batch, sampler=sampler, generator=torch.Generator(), **reading(config, device)
-    )
-    replica = DistributedDataParallel(model)  # every rank starts from rank 0's weights
-    settle_buckets(replica, train_set.image_shape)
+    replica, optimizer = build_replica(config, train_set, device)
+    model = replica.module
+    loader = build_loader(config, train_set, rank, world_size, device)
+    curves = EpochCurves(config, optimizer, loader.sampler)
     steps_in_epoch = len(loader)  # a resumed sampler is shorter
 
-    with Run(config, model, optimizer, sampler) as run:
+    with Run(config, model, optimizer, loader.sampler, curves) as run:
         if config.compile:
             run.note(*compile_where_possible(replica, device))
         if config.resume:
             run.resume()
-        run.set_rate()
+        curves.set_rate()
         run.bar = progress_bar(config.epochs * steps_in_epoch, initial=run.step, shown=config.progress)
         started = time.perf_counter()
-        while run.epoch < config.epochs:
-            sampler.set_epoch(run.epoch)  # without it, every epoch has the same order
-            rows.set_epoch(run.epoch)  # and the same shifts
+        while curves.epoch < config.epochs and not run.stopping:
+            for part in (loader.sampler, loader.dataset):
+                part.set_epoch(curves.epoch)  # without it, every epoch has the same order and the same shifts
             train_epoch(replica, loader, optimizer, device, run.after_step, amp=config.amp)
-            if run.stopping and len(sampler):
+            if len(loader.sampler):  # stopped within the epoch
                 break
-            loss = mean_over_ranks(run.loss_sum.item(), run.rows, device)
+            loss = mean_over_ranks(curves.loss_sum.item(), curves.rows, device)
             share_buffers(model)
-            run.end_epoch(loss, evaluate(model, test_set, rank, world_size, device))
-            run.bar.set_postfix_str(f"epoch {run.epoch}, loss {loss:.4f}, test {run.accuracies[-1]:.1%}")
-            if run.stopping:
-                break
+            curves.end_epoch(loss, evaluate(model, test_set, rank, world_size, device))
+            run.save()
+            run.bar.set_postfix_str(f"epoch {curves.epoch}, loss {loss:.4f}, test {curves.accuracies[-1]:.1%}")
         run.finish()
         seconds = time.perf_counter() - started
-        run.bar.close()
 
     return Result(
         rank=rank,
         world_size=world_size,
         device=str(device),
-        first_epoch=run.first_epoch,
+        first_epoch=curves.first_epoch,
         first_step=run.first_step,
         steps=run.step,
-        stopped=run.stopped,
-        losses=run.losses,
-        own_losses=run.own_losses,
-        accuracies=run.accuracies,
+        stopped=run.stopping,
+        losses=curves.losses,
+        own_losses=curves.own_losses,
+        accuracies=curves.accuracies,
         accuracy=evaluate(model, test_set, rank, world_size, device),
         seconds=seconds,
         checksum=checksum(model),
         notes=run.notes,
     )
+
+
+def build_replica(
+    config: Config, images: Images, device: torch.device
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Return the wrapped model, its buckets settled, and its optimizer; every rank starts from rank 0's weights.
+
+    Collective: DDP's own at construction, and those of `settle_buckets`; every rank.
+    """
+    torch.manual_seed(config.seed)
+    dtype = DTYPES[config.dtype]
+    model = synchronised(build_model(config, images).to(device, dtype), dist.get_world_size(), device)
+    model = laid_out(model, config)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    replica = DistributedDataParallel(model)
+    settle_buckets(replica, torch.zeros(2, *images.image_shape, dtype=dtype, device=device))
+    return replica, optimizer
+
+
+def build_loader(config: Config, images: Images, rank: int, world_size: int, device: torch.device) -> DataLoader:
+    """Return a loader of this rank's shard."""
+    rows = Augmented(images, config.seed) if config.augment else Augmented(images, shift=0, mirror=False)
+    sampler = ShardSampler(rows, world_size, rank, seed=config.seed)
+    # With a generator of its own, so that beginning an epoch twice draws nothing from the model's.
+    return DataLoader(rows, config.local_batch, sampler=sampler, generator=torch.Generator(), **reading(config, device))
 
 
 # --- The model and its replicas --------------------------------------------------------------------
@@ -178,15 +190,6 @@ def share_buffers(model: nn.Module) -> None:
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
-
-
-def checksum(model: nn.Module) -> str:
-    """Return a short hash of all parameters and buffers: equal bits, equal text."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 # --- One epoch, and what it was worth --------------------------------------------------------------
@@ -243,17 +246,3 @@ def evaluate(
         guess_N = model(x_NCHW.to(device, dtype)).argmax(dim=1)
         correct += (guess_N == label_N.to(device)).sum().item()
     return mean_over_ranks(correct, len(shard), device)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Train from a terminal, or as one of the ranks that torchrun has started; see `terminal.py`."""
-    from ddp_course.commands import train as terminal
-
-    return terminal.main(argv)
-
-
-if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # in the interpreter's own teardown, DDP's last threads may abort the process

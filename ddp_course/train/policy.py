@@ -1,8 +1,8 @@
 """How do several ranks learn one policy, each in games of its own?
 
     launch(train_policy, 2, args=(PolicyConfig(),))                  # from a cell
-    python -m ddp_course.train.policy --world-size 2              # from a terminal; starts the ranks itself
-    torchrun --nproc-per-node 2 -m ddp_course.train.policy        # the ranks are there already; joins them
+    ddp-course train policy --world-size 2                           # from a terminal; starts the ranks itself
+    torchrun --nproc-per-node 2 -m ddp_course.train policy           # the ranks are there already; joins them
 
 There is no dataset to divide. Each rank makes its own rows by playing (`rollouts.py`), with seeds of its own, and
 DistributedDataParallel averages the gradients of the policy. Ranks seldom have equally many rows, since those that only
@@ -21,21 +21,17 @@ Source: Schulman et al. 2017 (arXiv 1707.06347).
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checkpoint.state import checksum
 from ddp_course.groups import my_device
-from ddp_course.train.images import checksum
-from ddp_course.train.program import add_options, equality, run_program
+from ddp_course.train.config import Options, option
 from ddp_course.train.rollouts import SOLVED, Player, Rollout, advantages, log_probability, mean_return
 
 ENOUGH = 495.0  # mean return in the games of a look; more than SOLVED, since other games come after
@@ -43,35 +39,25 @@ ENOUGH = 495.0  # mean return in the games of a look; more than SOLVED, since ot
 __all__ = ["ActorCritic", "PolicyConfig", "PolicyResult", "learn", "train_policy"]
 
 
-def option(default: Any, says: str) -> Any:
-    return field(default=default, metadata={"help": says})
-
-
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(Options):
     """How to learn CartPole. Each field is also an option of the command line."""
 
-    iterations: int = option(300, "times to play and then learn, at most")
-    num_envs: int = option(8, "environments of each rank")
-    horizon: int = option(32, "steps of each environment between two updates")
-    epochs: int = option(16, "passes over the rows of an iteration, one optimizer step each")
-    hidden: int = option(64, "width of the two hidden layers, of actor and of critic")
+    iterations: int = option(300, "times to play and then learn, at most", least=1)
+    num_envs: int = option(8, "environments of each rank", least=1)
+    horizon: int = option(32, "steps of each environment between two updates", least=2)
+    epochs: int = option(16, "passes over the rows of an iteration, one optimizer step each", least=1)
+    hidden: int = option(64, "width of the two hidden layers, of actor and of critic", least=1)
     lr: float = option(2e-3, "learning rate at the start; falls to 0 evenly")
     clip: float = option(0.2, "how far a probability may move, as a share; falls with the learning rate")
     gamma: float = option(0.98, "weight of a reward one step later")
     lam: float = option(0.8, "weight of a surprise one step later, beside gamma")
     value_weight: float = option(0.5, "weight of the critic's loss")
     max_norm: float = option(0.5, "the gradient's norm is clipped to this, after the averaging")
-    check_every: int = option(10, "iterations between two looks whether the game is solved (0: play them all)")
-    episodes: int = option(128, "episodes of each look and of the evaluation at the end, over all ranks")
-    seed: int = option(0, "chooses the first weights, the games and the actions")
+    check_every: int = option(10, "iterations between two looks whether the game is solved (0: play them all)", least=0)
+    episodes: int = option(128, "episodes of each look and of the evaluation at the end, over all ranks", least=1)
+    seed: int = option(0, "chooses the first weights, the games and the actions", least=0)
     same_seed: bool = option(False, "give every rank rank 0's games: a mistake, to see what it costs")
-
-    def __post_init__(self) -> None:
-        least = {"horizon": 2, "check_every": 0, "seed": 0}
-        for name in ("iterations", "num_envs", "horizon", "epochs", "hidden", "check_every", "episodes", "seed"):
-            if getattr(self, name) < least.get(name, 1):
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least.get(name, 1)}")
 
 
 @dataclass(frozen=True)
@@ -236,47 +222,3 @@ def policy_loss(replica: nn.Module, batch: Batch, clip: float, value_weight: flo
     # DDP divides the sum over the ranks by the world size. A mean over this rank's rows would let a rank with few
     # rows give each of them more weight.
     return batch.share * row_loss_R.sum()
-
-
-# --- From a terminal -------------------------------------------------------------------------------
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Learn CartPole from a terminal, or as one of the ranks that torchrun has started; solved or not, that is 0.
-
-    Returns:
-        The exit status; see `program.py`.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m ddp_course.train.policy",
-        description="Learn CartPole on several ranks. Under torchrun, joins the ranks that are there.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    return run_program(add_options(parser, PolicyConfig), PolicyConfig, train_policy, summary, argv=argv)
-
-
-def summary(config: PolicyConfig, results: list[PolicyResult]) -> str:
-    """Return the story of a run: ten lines of its course, then what came of it."""
-    first = results[0]
-    lines = ["    steps  return" + "".join(f"  rank {result.rank}" for result in results)]
-    every = max(1, len(first.steps) // 10)
-    for i in range(every - 1, len(first.steps), every):
-        parts = [shown(first.returns[i]), *(shown(result.own_returns[i]) for result in results)]
-        lines.append(f"{first.steps[i]:9d}  {'  '.join(parts)}")
-    ranks = f"{first.world_size} rank{'s' if first.world_size > 1 else ''}"
-    verdict = "solved" if first.solved else f"not solved, which takes {SOLVED:g}"
-    lines.append(f"{ranks}, {first.seconds:.1f} s: mean return {first.evaluation:.1f} of new episodes: {verdict}")
-    return "\n".join([*lines, equality(results)])
-
-
-def shown(value: float | None) -> str:
-    return f"{'-':>6}" if value is None else f"{value:6.1f}"
-
-
-if __name__ == "__main__":
-    from ddp_course.train import policy  # so that the ranks find these classes under one name
-
-    status = policy.main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # in the interpreter's own teardown, DDP's last threads may abort the process

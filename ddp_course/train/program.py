@@ -1,19 +1,19 @@
 """How does one program run on ranks from a terminal, whoever starts the ranks?
 
 A program is a function `work(rank, world_size, config)`, a dataclass whose fields are its options, and a summary of the
-results. Called by hand, it starts the ranks itself, through `launch`. Under torchrun, and under any launcher that sets
-RANK, the ranks are running already, and each of them is in this file: it joins the group and gathers the results.
+results; `commands/train.py` has a table of them. Called by hand, it starts the ranks itself, through `launch`. Under
+torchrun, and under any launcher that sets RANK, the ranks are running already, and each of them is in this file: it
+joins the group and gathers the results.
 
 Exit status: 0; 1 if the training failed or its replicas differ; 2 for wrong options; and 143, as of a program ended by
 SIGTERM, if it was asked to stop and has saved: a scheduler then knows that it has to be started again.
 
 Left out on purpose: what each program trains.
-Read next: `terminal.py`, the first of the programs.
+Read next: `commands/train.py`, where they are called.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -21,8 +21,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -31,66 +31,60 @@ from ddp_course.data import DatasetError
 from ddp_course.groups import process_group, read_place
 from ddp_course.launcher import RankError, RankPool
 from ddp_course.launcher.watchdog import Watchdog
+from ddp_course.train.config import Options
 
 STOPPED = 128 + signal.SIGTERM
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)  # to every rank; see cadence.py
 RANKS = 2  # if nobody says how many to start
 SENTENCES = (CheckpointError, DatasetError)  # their message says it all; a traceback would bury it
 
-Work = Callable[[int, int, Any], Any]
+
+class Place(NamedTuple):
+    """Where to run; None is what the launcher says, or the default."""
+
+    world_size: int | None = None
+    backend: str | None = None
 
 
-def add_options(parser: argparse.ArgumentParser, config_class: type) -> argparse.ArgumentParser:
-    """Give `parser` an option for each field of the dataclass, and three that say where to run and how to tell.
-
-    A field's metadata has its "help", and may have its "choices".
-    """
-    parser.add_argument("--world-size", type=int, help=f"ranks to start (default: {RANKS}, or torchrun's)")
-    parser.add_argument("--backend", choices=["gloo", "nccl"], help="nccl if every rank has a GPU, else gloo")
-    parser.add_argument("--json", action="store_true", help="print the result of each rank as JSON")
-    for each in fields(config_class):
-        flag, default, says = f"--{each.name.replace('_', '-')}", each.default, each.metadata["help"]
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=says)
-        else:
-            kind, choices = str if default is None else type(default), each.metadata.get("choices") or None
-            parser.add_argument(flag, type=kind, default=default, choices=choices, help=says)
-    return parser
-
-
-def run_program(
-    parser: argparse.ArgumentParser,
-    config_class: type,
-    work: Work,
-    summary: Callable[[Any, list], str],
-    stopped: Callable[[Any, list], bool] = lambda config, results: False,
-    argv: list[str] | None = None,
-) -> int:
-    """Run `work` on ranks with the options in `argv`, and let rank 0 tell what came of it.
+@dataclass(frozen=True)
+class Program:
+    """Something that can be trained from a terminal.
 
     Args:
+        says: one sentence.
+        config: its fields are the options.
         work: returns a dataclass with a `checksum` of its replica.
         summary: what rank 0 prints, from the config and the results.
         stopped: whether a signal ended the run before its end.
+    """
+
+    says: str
+    config: type[Options]
+    work: Callable[[int, int, Any], Any]
+    summary: Callable[[Any, list], str]
+    stopped: Callable[[Any, list], bool] = lambda config, results: False
+
+
+def run_program(program: Program, config: Any, place: Place, as_json: bool = False) -> int:
+    """Run a program on ranks, and let rank 0 tell what came of it.
+
     Returns:
         The exit status.
+    Raises:
+        ValueError: the ranks that are asked for cannot be had.
     """
-    options = parser.parse_args(argv)
     try:
-        config = config_class(**{each.name: getattr(options, each.name) for each in fields(config_class)})
-        results = (join_ranks if "RANK" in os.environ else start_ranks)(work, config, options)
-    except ValueError as error:
-        parser.error(str(error))
+        results = (join_ranks if "RANK" in os.environ else start_ranks)(program.work, config, place, as_json)
     except SENTENCES as error:
         return fail(str(error))
     except RankError as error:
         told = error.error_type in [known.__name__ for known in SENTENCES]
         return fail(error.message if told else error.report)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps([asdict(result) for result in results]) if options.json else summary(config, results))
+        print(json.dumps([asdict(result) for result in results]) if as_json else program.summary(config, results))
     if not replicas_are_equal(results):
         return 1
-    return STOPPED if stopped(config, results) else 0
+    return STOPPED if program.stopped(config, results) else 0
 
 
 def fail(message: str) -> int:
@@ -113,35 +107,35 @@ def equality(results: list) -> str:
 # --- The two ways to come to ranks -----------------------------------------------------------------
 
 
-def start_ranks(work: Work, config: Any, options: argparse.Namespace) -> list:
+def start_ranks(work: Callable, config: Any, place: Place, quiet: bool) -> list:
     """Start the ranks here; signals go on to them where there is something to save."""
-    world_size = RANKS if options.world_size is None else options.world_size
+    world_size = RANKS if place.world_size is None else place.world_size
     pids: list[int] = []
-    settings = {"backend": options.backend, "timeout_s": _patience(config), "quiet": options.json}
+    settings = {"backend": place.backend, "timeout_s": _patience(config), "quiet": quiet}
     saves = getattr(config, "checkpoint", None)
     with forwarding(pids) if saves else nullcontext(), RankPool(world_size, **settings) as ranks:
         pids += ranks.pids
         return ranks.run(_started, (work, config))
 
 
-def join_ranks(work: Work, config: Any, options: argparse.Namespace) -> list:
+def join_ranks(work: Callable, config: Any, place: Place, quiet: bool) -> list:
     """Be one rank of a job that a launcher has started.
 
     Returns:
         Every rank's result on rank 0; its own on the others, to end with the same status.
     Collective: the group's opening and end, all of `work`, one gather_object; every rank.
     """
-    expected = read_place(backend=options.backend).world_size
-    if options.world_size not in (None, expected):
+    expected = read_place(backend=place.backend).world_size
+    if place.world_size not in (None, expected):
         raise ValueError(
-            f"--world-size {options.world_size}, but the launcher has started {expected} ranks; leave it out"
+            f"--world-size {place.world_size}, but the launcher has started {expected} ranks; leave it out"
         )
     hang_report = getattr(config, "hang_report", 0.0)
     watchdog = Watchdog(hang_report) if hang_report else nullcontext()
     timeout_s = getattr(config, "timeout_s", 60.0)
-    with process_group(backend=options.backend, timeout_s=timeout_s) as place, watchdog:
-        result = _started(place.rank, place.world_size, work, config)
-        results = [None] * place.world_size if place.rank == 0 else None
+    with process_group(backend=place.backend, timeout_s=timeout_s) as here, watchdog:
+        result = _started(here.rank, here.world_size, work, config)
+        results = [None] * here.world_size if here.rank == 0 else None
         dist.gather_object(result, results)
         gc.collect()  # DDP's object ends while its group is there; later, its threads may abort the process
     return results or [result]
@@ -151,7 +145,7 @@ def _patience(config: Any) -> float:
     return getattr(config, "hang_report", 0.0) or getattr(config, "timeout_s", 60.0)
 
 
-def _started(rank: int, world_size: int, work: Work, config: Any) -> Any:
+def _started(rank: int, world_size: int, work: Callable, config: Any) -> Any:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the work listens, there is nothing to save
     return work(rank, world_size, config)
 

@@ -46,7 +46,7 @@ def node(hosts: Hosts, host: int, folder: Path, **other) -> Node:
     """Two ranks of the training on one of the hosts."""
     program = [
         "-m",
-        "ddp_course.train.images",
+        "ddp_course.train",
         f"--epochs={EPOCHS}",
         f"--local-batch={LOCAL_BATCH}",
         "--no-progress",

@@ -173,7 +173,7 @@ def results(*checksums: str, stopped: bool = False) -> list[Result]:
 
 
 def test_the_summary_shows_each_ranks_loss_beside_the_reduced_one():
-    lines = terminal.summary(Config(), results("aa", "aa")).splitlines()
+    lines = terminal.of_images(Config(), results("aa", "aa")).splitlines()
     assert lines[0].split() == ["epoch", "loss", "test", "rank", "0", "rank", "1"]
     assert lines[1].split() == ["1", "3.0000", "50.0%", "2.0000", "-"]  # other ranks trained this one
     assert lines[2].split() == ["2", "2.0000", "75.0%", "1.0000", "3.0000"]

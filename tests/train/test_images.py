@@ -62,7 +62,7 @@ def run(ranks: RankPool, config: Config) -> list[Result]:
         ({"resume": True}, "resume needs a checkpoint"),
         ({"schedule": "stairs"}, "schedule='stairs' is not known; choose from constant, cosine"),
         ({"schedule": "cosine", "epochs": 2, "warmup": 2.0}, "warmup=2.0: must end before the last epoch does"),
-        ({"warmup": -0.5}, "warmup=-0.5: must not be negative"),
+        ({"warmup": -0.5}, "warmup=-0.5: must be at least 0"),
         ({"workers": -1}, "workers=-1: must be at least 0"),
         ({"amp": True, "dtype": "float64"}, "amp is for weights in float32, not in float64"),
     ],
@@ -398,8 +398,8 @@ def test_the_images_follow_the_filters_layout():
 
 TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 STARTERS = {
-    "torchrun": [*TORCHRUN, "-m", "ddp_course.train.images"],
-    "our own launcher": ["ddp_course.train.images", "--world-size=2"],
+    "torchrun": [*TORCHRUN, "-m", "ddp_course.train"],
+    "our own launcher": ["ddp_course.train", "--world-size=2"],
 }
 
 
@@ -429,7 +429,7 @@ def test_every_starter_trains_the_same_bits(ranks, starter, two_cores):
 HANGS_ON_RANK_1 = """
 import os, sys, time
 from ddp_course.train.run import Run
-from ddp_course.train.images import main
+from ddp_course.commands.train import main
 
 if os.environ["RANK"] == "1":
     Run.after_step = lambda self, loss, rows: time.sleep(60)  # never comes

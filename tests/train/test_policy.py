@@ -10,14 +10,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import RankPool, launch
+from ddp_course.commands.train import main, of_policy
 from ddp_course.train.policy import (
     ActorCritic,
     PolicyConfig,
     add_up,
-    main,
     make_batch,
     policy_loss,
-    summary,
     train_policy,
 )
 from ddp_course.train.rollouts import SOLVED, Player, Rollout, advantages, make_games, mean_return, stream_seed
@@ -192,7 +191,7 @@ def test_two_ranks_solve_the_game(two):
     assert results[0].evaluation >= SOLVED == 475 and results[0].solved
     assert results[0].checksum == results[1].checksum
     assert max(value for value in results[0].returns[:3] if value is not None) < 60  # it could not at first
-    said = summary(PolicyConfig(), results)
+    said = of_policy(PolicyConfig(), results)
     assert "solved" in said and "the replicas are equal" in said
 
 
@@ -205,7 +204,7 @@ TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"
 @pytest.mark.slow
 @pytest.mark.parametrize("starter", [TORCHRUN, []], ids=["torchrun", "our own launcher"])
 def test_every_starter_learns_the_same_bits(two, starter):
-    command = [*starter, "ddp_course.train.policy", *OPTIONS, "--check-every=0", "--backend=gloo", "--json"]
+    command = [*starter, "ddp_course.train", "policy", *OPTIONS, "--check-every=0", "--backend=gloo", "--json"]
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -220,7 +219,7 @@ def test_every_starter_learns_the_same_bits(two, starter):
 )
 def test_wrong_options_end_with_a_sentence(argv, message, capsys):
     with pytest.raises(SystemExit) as end:
-        main(argv)
+        main(["policy", *argv])
     assert end.value.code == 2 and message in capsys.readouterr().err
 
 
@@ -228,5 +227,5 @@ def test_under_a_launcher_the_world_size_is_the_launchers(monkeypatch, capsys):
     for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit):
-        main(["--world-size=2"])
+        main(["policy", "--world-size=2"])
     assert "--world-size 2, but the launcher has started 4 ranks" in capsys.readouterr().err

@@ -251,7 +251,7 @@ def test_a_sigusr1_to_one_rank_saves_and_the_run_goes_on(straight, tmp_path):
 
 EPOCH = STEPS[2] // 2
 OPTIONS = ["--epochs=100000", "--hidden=16", "--local-batch=64", "--backend=gloo", "--no-progress", "--keep=100000"]
-TRAIN = ["-m", "ddp_course.train.images", *OPTIONS]
+TRAIN = ["-m", "ddp_course.train", *OPTIONS]
 
 
 @pytest.fixture

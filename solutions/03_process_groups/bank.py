@@ -197,16 +197,12 @@ def from_leader(rank, world_size, ranks_per_node, value):
 """
 
 RIGHT = [
-    Right("03.1", "as in solutions", PLACE),
     Right("03.1", "a helper, a list, torch.device", PLACE_OTHERWISE),
-    Right("03.2", "as in solutions", JOIN),
     Right("03.2", "FileStore, functions imported by name, all_gather", JOIN_BY_STORE),
     Right("03.2", "reduce, then broadcast", JOIN_REDUCE_BROADCAST),
-    Right("03.3", "as in solutions", NODE),
     Right("03.3", "new_subgroups", NODE_NEW_SUBGROUPS),
     Right("03.3", "only its own group, with local synchronisation; all_gather", NODE_LOCAL_SYNC),
     Right("03.3", "all groups first, asynchronous", NODE_ALL_THEN_PICK),
-    Right("03.4", "as in solutions", LEADER),
     Right("03.4", "group_src", LEADER.replace("src=leader", "group_src=0")),
     Right(
         "03.4",

@@ -528,19 +528,15 @@ class PatientDDP(nn.parallel.DistributedDataParallel):
 """
 
 RIGHT = [
-    Right("06.1", "as in solutions", START),
     Right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
     Right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
     Right("06.1", "asynchronous", START_ASYNC_GATHER),
-    Right("06.2", "as in solutions", AVERAGE),
     Right("06.2", "flat, reduce then broadcast, names gathered", AVERAGE_FLAT),
     Right("06.2", "a flag behind each gradient, asynchronous", AVERAGE_ZEROS_AND_A_FLAG),
     Right("06.2", "all_gather, then a local mean", AVERAGE_GATHERED),
-    Right("06.3", "as in solutions", DDP),
     Right("06.3", "hooks that return the mean", DDP_TENSOR_HOOKS),
     Right("06.3", "one message at the last gradient, buffers in forward", DDP_AT_THE_END),
     Right("06.3", "asynchronous, waited for at the end of backward", DDP_ASYNC),
-    Right("06.4", "as in solutions", PATIENT),
     Right("06.4", "begun by the output's hook, flags and gradients in one message", PATIENT_FROM_THE_OUTPUT),
     Right("06.4", "gradients gathered as objects", PATIENT_GATHERED),
 ]

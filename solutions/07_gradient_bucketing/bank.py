@@ -506,10 +506,8 @@ def half_hook(state, bucket):
 """
 
 RIGHT = [
-    Right("07.1", "as in solutions", PLAN),
     Right("07.1", "each dtype by itself, tuples", PLAN_BY_DTYPE),
     Right("07.1", "numbered buckets in a dictionary, which keeps the order", PLAN_NUMBERED),
-    Right("07.2", "as in solutions", OVERLAP),
     Right("07.2", "hooks before accumulation, one tensor for good, backward waits by itself", OVERLAP_SELF_WAITING),
     Right("07.2", "a stricter cap, launched in order, futures", OVERLAP_FUTURES),
     Right(
@@ -517,11 +515,9 @@ RIGHT = [
         "a counter that is reset",
         OVERLAP_COUNTER.replace("== 0:", "== 0:\n            missing[0] = len(parameters)"),
     ),
-    Right("07.3", "as in solutions", ACCUMULATE),
     Right("07.3", "nullcontext, divided at the end", ACCUMULATE_CONTEXTS),
     Right("07.3", "the switch behind no_sync, put back", ACCUMULATE_BY_SWITCH),
     Right("07.3", "a weight given to backward", ACCUMULATE_GRADIENT),
-    Right("07.4", "as in solutions", HALF),
     Right("07.4", "waits in the hook, keeps the loss undivided, by index and size", HALF_WAITING),
     Right("07.4", "keeps the loss by parameter", HALF_BY_PARAMETER),
     Right(

@@ -466,18 +466,14 @@ CONVERT_BY_STATE_DICT = CONVERT.replace(
 )
 
 RIGHT = [
-    Right("08.1", "as in solutions", STATISTICS),
     Right("08.1", "the mean first, then the squares around it", STATISTICS_TWO_PASSES),
     Right("08.1", "sums of squares in float64; reduce, then broadcast", STATISTICS_IN_FLOAT64),
     Right("08.1", "objects, combined one after the other", STATISTICS_AS_OBJECTS),
     Right("08.1", "around rank 0's first row", STATISTICS_SHIFTED),
-    Right("08.2", "as in solutions", LAYER),
     Right("08.2", "differentiable collectives, channels last, new buffers", LAYER_DIFFERENTIABLE),
     Right("08.2", "torch's BatchNorm in eval mode, given the batch's statistics", LAYER_BY_TORCHS_BATCHNORM),
-    Right("08.3", "as in solutions", BACKWARD),
     Right("08.3", "the weight first, two asynchronous collectives", BACKWARD_WEIGHT_FIRST),
     Right("08.3", "through variance and mean, with all_gather", BACKWARD_GATHERED),
-    Right("08.4", "as in solutions", CONVERT),
     Right("08.4", "recursive, with a memory; all parameters and buffers at once", CONVERT_RECURSIVE),
     Right("08.4", "another class for the same object", CONVERT_IN_PLACE),
 ]

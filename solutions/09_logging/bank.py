@@ -270,15 +270,12 @@ def evaluate(rank, world_size, loss_N, guess_N, label_N, classes):
 """
 
 RIGHT = [
-    Right("09.1", "as in solutions", MEAN),
     Right("09.1", "two asynchronous all_reduces, a tensor", MEAN_TWO_REDUCTIONS),
     Right("09.1", "objects, gathered", MEAN_GATHERED_OBJECTS),
     Right("09.1", "reduce, a barrier, broadcast", MEAN_REDUCED_THEN_SENT),
-    Right("09.2", "as in solutions", LOG),
     Right("09.2", "a file kept open, a list of losses, two reduces", LOG_KEPT_OPEN),
     Right("09.2", "the course's meter, pathlib", LOG_BY_METER),
     Right("09.2", "the logging module, objects gathered", LOG_BY_LOGGING),
-    Right("09.3", "as in solutions", EVALUATE),
     Right("09.3", "a place for each rank in one all_reduce, lists", EVALUATE_PLACES),
     Right(
         "09.3",

@@ -213,13 +213,10 @@ STEP_SUMS_CLIPPED = STEP.replace("    torch.nn.utils.clip_grad_norm_(params, max
 )
 
 RIGHT = [
-    Right("15.1", "as in solutions", SEEDS),
     Right("15.1", "bits", SEEDS_BY_BITS),
     Right("15.1", "the game first, numpy's numbers, from the top", SEEDS_BACKWARDS),
-    Right("15.2", "as in solutions", ADVANTAGES),
     Right("15.2", "each sum on its own, forward; two all_reduces", ADVANTAGES_FORWARD),
     Right("15.2", "sums gathered", ADVANTAGES_GATHERED),
-    Right("15.3", "as in solutions", STEP),
     Right("15.3", "torch's DDP, the loss scaled", STEP_BY_DDP),
     Right("15.3", "an all_reduce for each parameter, clipped by hand", STEP_PER_PARAMETER),
 ]

@@ -5,13 +5,14 @@ that it must fail (and no others may fail), and words of the hint that it must g
 """
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from ddp_course.grading.registry import LESSONS, find_exercise
+from tests.grading.submissions import setup_of, solutions
 
 ALL = "all"  # every check of the exercise
 BANKS = sorted(path.parent.name[:2] for path in Path(__file__).parents[2].glob("solutions/*/bank.py"))
@@ -32,6 +33,7 @@ class Right:
     exercise: str
     way: str
     source: str
+    setup: str | None = None  # in place of the bank's imports
 
 
 def answers(kind: str) -> list:
@@ -39,9 +41,20 @@ def answers(kind: str) -> list:
     return [entry for lesson in BANKS for entry in getattr(bank_of(lesson), kind)]
 
 
-def written(exercise_id: str, source: str) -> Callable:
-    """Return the answer as if its text, after the bank's imports, had been run in a notebook's cell."""
-    return run_as_cell(exercise_id, imports_of(exercise_id) + source)
+def all_right() -> list[Right]:
+    """Return the right answers of all banks, and the solutions."""
+    return [*answers("RIGHT"), *(solution for lesson in LESSONS for solution in _solutions_of(lesson))]
+
+
+def _solutions_of(lesson: str) -> Iterator[Right]:
+    setup = setup_of(lesson)
+    for exercise, source in solutions(lesson).items():
+        yield Right(exercise, "the solution", source, setup)
+
+
+def written(exercise_id: str, source: str, setup: str | None = None) -> Callable:
+    """Return the answer as if its text, after `setup` or the bank's imports, had been run in a notebook's cell."""
+    return run_as_cell(exercise_id, (imports_of(exercise_id) if setup is None else setup) + source)
 
 
 def imports_of(exercise_id: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from ddp_course.grading import check
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
-from tests.grading.bank import ALL, BANKS, Right, Wrong, answers, written
+from tests.grading.bank import ALL, BANKS, Right, Wrong, all_right, answers, written
 
 OTHER_SEED = 1  # that of the notebook's test cells
 AT_A_TIME = 3
@@ -25,7 +25,9 @@ def checked(answer: Right | Wrong, seed: int) -> tuple[int, str]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         limit = {"limit_s": answer.limit_s} if isinstance(answer, Wrong) else {}
-        points = check(answer.exercise, written(answer.exercise, answer.source), seed=seed, **limit)
+        points = check(
+            answer.exercise, written(answer.exercise, answer.source, getattr(answer, "setup", None)), seed=seed, **limit
+        )
     return points, said.getvalue()
 
 
@@ -48,7 +50,7 @@ def verdict(request):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("answer", answers("RIGHT"), ids=lambda a: f"{a.exercise} {a.way}")
+@pytest.mark.parametrize("answer", all_right(), ids=lambda a: f"{a.exercise} {a.way}")
 def test_a_right_answer_gets_full_marks_however_it_is_written(answer: Right, verdict: Callable):
     for seed in (0, OTHER_SEED):
         points, said = verdict(answer, seed)
@@ -72,4 +74,4 @@ def test_every_exercise_has_at_least_five_wrong_answers_and_two_right_ones(lesso
     assert lesson in BANKS
     for exercise in exercises_of(lesson):
         assert len([a for a in answers("WRONG") if a.exercise == exercise.id]) >= 5, exercise.id
-        assert len([a for a in answers("RIGHT") if a.exercise == exercise.id]) >= 2, exercise.id
+        assert len([a for a in all_right() if a.exercise == exercise.id]) >= 2, exercise.id

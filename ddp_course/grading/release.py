@@ -3,7 +3,7 @@
 Each notebook in solutions/ passes through nbgrader's own preprocessors, as `nbgrader generate_assignment` would do it,
 but without a database: solutions are taken out, hidden tests too, and each protected cell gets a checksum. The same
 source always gives the same bytes. Needs nbgrader.
-Read next: `commands/release.py`, which writes exercises/; nbgrader's `converters/generate_assignment.py`;
+Read next: `commands/release.py`, which writes exercises/; nbgrader/converters/generate_assignment.py;
 `classroom.py`, which grades what comes back.
 """
 

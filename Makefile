@@ -57,7 +57,7 @@ notebooks: env  ## Run the lessons again and store what they print (LESSONS="not
 	$(ACTIVATED) $(BIN)/python tests/notebooks/execute.py $(LESSONS)
 
 exercises: env  ## Generate exercises/ from solutions/.
-	$(ACTIVATED) $(BIN)/python -m ddp_course.grading.release
+	$(ACTIVATED) $(BIN)/ddp-course release
 
 grade: env  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
 	@test -n "$(SUBMISSIONS)" || { echo "Name the folder: make grade SUBMISSIONS=submitted (see INSTRUCTORS.md)"; exit 1; }

@@ -5,7 +5,7 @@ TensorBoard. The other ranks run the same lines of code with something that does
 rank is needed around them. What goes wrong on any rank is still said by that rank.
 
 Left out on purpose: log files, rotation and log servers, which are the same as in a program of one process.
-Read next: `checkpoint.py`, the other thing that rank 0 alone writes.
+Read next: `checkpoint/`, the other thing that rank 0 alone writes.
 """
 
 from __future__ import annotations

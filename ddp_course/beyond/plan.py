@@ -3,29 +3,24 @@
 `plan` works out each strategy's memory with `memory.py`, and what a rank sends in a step. Of those that fit, it takes
 the simplest. Where none fits, it tries changes one by one, and says which would help.
 
-    ddp-course plan --params 7e9 --gpus 8 --gpu-memory 80GB
-
 A GB is 10^9 bytes here. A tenth of the GPU's memory is left free, for what the arithmetic does not count.
 
 Left out on purpose: time. Which of two strategies that fit is faster depends on the links: see `scaling/simulate.py`.
-Read next: lesson 17, notebooks/17_beyond_ddp.ipynb.
+Read next: `commands/plan.py`, which asks from a terminal; lesson 17, notebooks/17_beyond_ddp.ipynb.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddp_course.beyond.activations import Unit
-from ddp_course.beyond.memory import LOOPS, OPTIMIZERS, PRECISIONS, Memory, Strategy
+from ddp_course.beyond.memory import PRECISIONS, Memory, Strategy
 from ddp_course.beyond.options import FREE, Option, Question, options
 
-__all__ = ["Plan", "in_torch", "main", "plan", "to_bytes", "to_count"]
+__all__ = ["Plan", "in_torch", "plan", "to_bytes", "to_count"]
 
 GB = 1e9
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -240,69 +235,3 @@ def in_torch(strategy: Strategy) -> str:
     ways += ["parallelize_module inside each node"] * (strategy.tensor > 1)
     ways += ["torch.distributed.pipelining with Schedule1F1B"] * (strategy.stages > 1)
     return ", ".join(ways) or "nothing but a training loop"
-
-
-def _as_json(answer: Plan) -> dict[str, Any]:
-    question = {key: value for key, value in asdict(answer.question).items() if key != "given"}
-    rows = [
-        {
-            "strategy": option.name,
-            "fits": option.fits,
-            "bytes": option.memory.parts() | {"sum": option.memory.total},
-            "fullest_in": option.memory.moment,
-            "sends_bytes": option.sends,
-            "rows": option.rows,
-            "bubble": option.bubble,
-        }
-        for option in answer.options
-    ]
-    best = answer.recommended.name if answer.recommended else None
-    return {
-        "question": question | {"usable_bytes": answer.question.usable},
-        "options": rows,
-        "recommended": best,
-        "reasons": answer.reasons,
-        "changes": answer.changes,
-    }
-
-
-# --- Command -----------------------------------------------------------------------------------------
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
-    made = argparse.ArgumentParser(
-        prog="ddp-course plan",
-        description="Say which strategy fits a transformer into the memory of your GPUs, and why.",
-        epilog="The status is 0 if something fits, 1 if nothing does, 2 if a figure makes no sense.",
-    )
-    made.add_argument("--params", help="parameters, as 7e9, 7B or 124M; the shape is guessed from them")
-    made.add_argument("--gpus", type=int, default=1, help="GPUs in all (default 1)")
-    made.add_argument("--gpu-memory", default="80GB", help="memory of one GPU, as 80GB or 40GiB (default 80GB)")
-    made.add_argument("--nodes", type=int, default=1, help="machines the GPUs are in (default 1)")
-    made.add_argument("--layers", type=int, help="blocks of the transformer")
-    made.add_argument("--hidden", type=int, help="its width")
-    made.add_argument("--vocabulary", type=int, default=50257, help="its tokens (default 50257)")
-    made.add_argument("--sequence", type=int, default=1024, help="tokens in a row (default 1024)")
-    made.add_argument("--local-batch", type=int, default=1, help="rows of one replica of the model (default 1)")
-    kinds = "; ".join(f"{name}: {kind.says}" for name, kind in PRECISIONS.items())
-    made.add_argument("--precision", default="autocast", help=f"{kinds} (default autocast)")
-    made.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)} (default adamw)")
-    made.add_argument("--loop", default="foreach", help=f"how it goes over parameters: {', '.join(LOOPS)}")
-    made.add_argument("--checkpointing", action="store_true", help="compute a block's activations anew in backward")
-    made.add_argument("--bucket-view", action="store_true", help="DDP with gradient_as_bucket_view=True")
-    made.add_argument("--json", action="store_true", help="print the answer as JSON, with all figures in bytes")
-    return made
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run `ddp-course plan`, and return its exit status."""
-    asked = vars(parser().parse_args(argv))
-    as_json = asked.pop("json")
-    try:
-        answer = plan(**asked)
-    except ValueError as error:
-        print(f"ddp-course plan: {error}", file=sys.stderr)
-        return 2
-    print(json.dumps(_as_json(answer), indent=1) if as_json else answer)
-    return 0 if answer.recommended else 1

@@ -8,8 +8,8 @@ group of its own: there it cannot come between the gradients, and no GPU has to 
 SIGTERM wishes to save and stop: a scheduler sends it before it takes the machine away. SIGUSR1 wishes to save and go
 on. `seconds` is rank 0's clock. `steps` needs no talk, for every rank counts alike.
 
-Left out on purpose: what is saved, and how; that is `run.py`'s part.
-Read next: `run.py`.
+Left out on purpose: what is saved, and how; that is `train/run.py`'s part.
+Read next: `train/run.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ several times as long, and its strength is against people. A seal has none: whoe
 again. Against people there is `weights_only=True`: reading runs no code.
 
 Left out on purpose: compression; weights are as good as random, and it would gain little.
-Read next: `checkpoint.py`, a folder of such files; torch/serialization.py, `_save` and `_load`.
+Read next: `folder.py`, a folder of such files; torch/serialization.py, `_save` and `_load`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must be saved so that a run can go on, by whom, and onto which device is it loaded?
 
 One rank writes: the replicas are equal, and two writers of one file would spoil it. A `Checkpointer` keeps the last
-few checkpoints in a folder, each whole and sealed (`checkpoint_file.py`), and names them by their step. "Latest" is
+few checkpoints in a folder, each whole and sealed (`file.py`), and names them by their step. "Latest" is
 the highest step whose file is whole. No second file says which one it is, for that file could be wrong.
 
 Every rank reads, each onto its own device, and all read the same one: rank 0 chooses and tells the others. If a
@@ -12,7 +12,7 @@ while the training changes the original.
 
 Left out on purpose: files that each rank writes its own part of. Models that no single rank holds need them;
 torch.distributed.checkpoint has them.
-Read next: `training_state.py`, what goes into the file.
+Read next: `state.py`, what goes into the file.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ missing, and what the messages between the ranks cost. Given a file, it draws al
 
 Exit status: 0 it was measured, 1 the ranks failed, 2 the command was not understood, 130 ended by Ctrl-C.
 
-Read next: `measure.py`, which does the measuring.
+Read next: `scaling/measure.py`, which does the measuring.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ indices; or streaming, with an order that is a formula (`permutation.py`), so th
 memory than ten. Both can go on in the middle of an epoch, with another number of ranks too.
 
 Left out on purpose: weights, and datasets without a length.
-Read next: `../models.py`; or torch/utils/data/distributed.py.
+Read next: `models.py`; or torch/utils/data/distributed.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The files differ between versions of Python, so the same seed gives another mode
 checksum, and is refused on another one.
 
 Left out on purpose: tokens longer than a byte (byte pairs and the like), and texts larger than the memory.
-Read next: `../gpt.py`, the model; or `permutation.py`, the shuffled order.
+Read next: `gpt.py`, the model; or `permutation.py`, the shuffled order.
 
 Shapes: N windows in this rank's batch, T tokens in a window.
 """

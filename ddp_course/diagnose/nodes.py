@@ -9,7 +9,7 @@ torchrun gives each rank a session of its own, so a killed agent leaves its rank
 carries the node's mark in its environment, and is found by it in /proc: by `kill`, at the end of the `with` block, and
 by the janitor, should this process be killed.
 
-Left out on purpose: starting programs on other machines, which a cluster does (`submit.py`).
+Left out on purpose: starting programs on other machines, which a cluster does (`commands/submit.py`).
 Read next: torch/distributed/elastic/agent/server/api.py, what the agent does.
 """
 

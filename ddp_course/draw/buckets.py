@@ -3,7 +3,7 @@
 Pictures of bucketing: the plan, one row for each bucket in the order of their launch, and the sweep over bucket
 sizes. Each function takes the data it shows and returns a matplotlib `Figure`.
 
-Read next: `timeline.py`, when the buckets travel.
+Read next: `timelines.py`, when the buckets travel.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Pictures of collectives: the ranks' values before and after, the chunks of a rin
 ranks in rounds, and curves of cost. Each function takes the data it shows and returns a matplotlib `Figure`. Colours
 come from the data as well: a value has the colour of the one rank that brought it, and is grey when it is new.
 
-Left out on purpose: buckets and overlap, which are in `timeline.py`.
+Left out on purpose: buckets and overlap, which are in `timelines.py`.
 Read next: `data_parallel.py`.
 """
 

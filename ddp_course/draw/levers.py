@@ -4,7 +4,7 @@ Three pictures of a simulated link: steps one above the other on one clock, befo
 the bucket's size; and the efficiency up to a thousand ranks. Each says that it is simulated.
 
 Left out on purpose: what was measured without a link in between, which is `scaling.py`'s part.
-Read next: `../scaling/simulate.py`, where the steps come from.
+Read next: `scaling/simulate.py`, where the steps come from.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddp_course.draw.style import (
     rank_colour,
     tint,
 )
-from ddp_course.draw.timeline import STRENGTH
+from ddp_course.draw.timelines import STRENGTH
 from ddp_course.scaling.spans import COMPUTING, TALKING, Span, merge_ranks, union
 
 ROW_INCHES = 0.3

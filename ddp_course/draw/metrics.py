@@ -3,7 +3,7 @@
 Three pictures: how much each part weighs in a mean of means and in a mean of rows, how sums and counts flow into
 one mean, and how the ranks' own losses lie around the loss over all ranks.
 
-Read next: `timeline.py`.
+Read next: `timelines.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Three pictures: the indices of every rank side by side, with those marked that were given out before; orders as dots,
 position against sample; and the grid on which a Feistel round moves numbers within their column or row.
 
-Read next: `../parallel/__init__.py`.
+Read next: `parallel/`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ drawing is the inch, so a number in the code is a length on the page. `text_prob
 figure and names texts that collide, stick out of their box or leave the page; the tests call it on every one.
 
 Left out on purpose: anything about training. The pictures themselves are in the files beside this one.
-Read next: `processes.py`.
+Read next: `ranks.py`.
 """
 
 from __future__ import annotations

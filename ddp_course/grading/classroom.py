@@ -8,7 +8,7 @@ in the gradebook, and every student a page that says why.
 A submission is a program, and runs with your rights. Grade strangers' work under a user, or on a machine, that has
 nothing to lose.
 
-Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `autograder.py`; nbgrader's `apps/api.py`.
+Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `autograder.py`; nbgrader/apps/api.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Results travel as plain data: numbers, text, lists, dictionaries. Numbers are co
 factor between two results is told, since a factor is what most mistakes of data parallel training leave behind: the
 number of ranks (a sum in place of a mean), a half, a quarter.
 
-Read next: `lessons/`, which turn a factor into a sentence.
+Read next: `judges/`, which turn a factor into a sentence.
 """
 
 from __future__ import annotations

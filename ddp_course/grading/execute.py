@@ -5,7 +5,7 @@ interrupted at its time limit, gets that as its error output; a fresh kernel is 
 are run again, and the notebook goes on. So a crash costs only itself. The whole notebook has a time limit too.
 
 `ddp-course check` uses `SturdyClient` itself; the autograder mixes it into nbgrader's own preprocessor
-(`autograder.py`). Read next: nbclient's `client.py`.
+(`autograder.py`). Read next: nbclient/client.py.
 """
 
 from math import ceil

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from ddp_course.grading.exercise import Exercise
 
-# Lesson -> the folder of its notebook in exercises/ and solutions/. In lessons/ it is called the same, without number.
+# Lesson -> the folder of its notebook in exercises/ and solutions/. In judges/ it is called the same, without number.
 LESSONS = {
     "00": "00_start_here",
     "01": "01_why_data_parallel",

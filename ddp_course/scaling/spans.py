@@ -5,7 +5,7 @@ so on. Spans are plain numbers, so all that is asked of them is arithmetic on in
 communication costs: the time in which a rank's collectives run and its model does not.
 
 Left out on purpose: where spans come from, which is `trace.py`'s part.
-Read next: `trace.py`, which records them; or `draw/timeline.py`, the picture.
+Read next: `trace.py`, which records them; or `draw/timelines.py`, the picture.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ all_reduces; so the lane "backward" holds the autograd nodes, and the rest of th
 GPU the spans are kernels, each in the lane of the stage that launched it: a launch is over long before its kernel.
 
 What they lack. A collective that a communication hook starts from a future's callback runs on a gloo thread that the
-profiler does not watch; torch's PowerSGD hook sends two of its three so. `launch/recorder.py` sees all, without times.
+profiler does not watch; torch's PowerSGD hook sends two of its three so. `launcher/recorder.py` sees all, but no
+times.
 
 Left out on purpose: clocks of several machines, memory, and the operators inside a layer.
-Read next: `draw/timeline.py`, the picture; or torch/profiler/profiler.py.
+Read next: `draw/timelines.py`, the picture; or torch/profiler/profiler.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ of 500 steps. After its end, the vectorised environment begins the next episode 
 action is ignored, the reward is 0, the new state comes back. That row is marked, and nobody learns from it.
 
 Left out on purpose: environments in processes of their own. CartPole's step takes less time than a message.
-Read next: `policy_gradient.py`, which learns from the rollouts.
+Read next: `policy.py`, which learns from the rollouts.
 
 Shapes: T steps, N environments of this rank, S = 4 numbers of a state.
 Source: gymnasium/envs/classic_control/cartpole.py; Schulman et al. 2015 (arXiv 1506.02438) for the advantages.

@@ -27,7 +27,7 @@ def share_of_rate(schedule: str, place: float, end: float, warmup: float = 0.0) 
 
     Args:
         schedule: "constant" or "cosine".
-        place, end, warmup: in one unit, whichever; `train.py` counts epochs, torch's schedulers count steps.
+        place, end, warmup: in one unit, whichever; `images.py` counts epochs, torch's schedulers count steps.
     Source: Goyal et al. 2017 (arXiv 1706.02677), section 2.2, for the warm-up; Loshchilov, Hutter 2016
         (arXiv 1608.03983), section 3, for the cosine. In torch: LinearLR, then CosineAnnealingLR.
     """

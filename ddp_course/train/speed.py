@@ -9,7 +9,7 @@ None of them changes what is learned. Some change the last bits, since sums are 
 digits, so they belong to the run and are saved with it.
 
 Left out on purpose: CUDA graphs, fused optimizers, float16 with a loss scaler. bfloat16 needs no scaler.
-Read next: `train.py`.
+Read next: `images.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The parts are found by the names that the text asks for. What is wrong is told b
 times, an output that nobody summed, gradients that are W times too large, a gradient of the input that is a part.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
-Read next: `../../exercise.py`.
+Read next: `grading/exercise.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each fault is found by what the script does, whatever the others do: the model notes the rows of each step, and the
 judge repeats the steps on these rows, in one process.
 
-Read next: `../../check.py`, what becomes of all this.
+Read next: `grading/checking.py`, what becomes of all this.
 """
 
 from __future__ import annotations

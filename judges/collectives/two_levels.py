@@ -1,7 +1,7 @@
 """04.4 `sum_over_nodes(rank, world_size, ranks_per_node, tensor)`: does little travel between the nodes?
 
 What each rank brings to a collective whose ranks are on several nodes is counted, whatever the collective is.
-Read next: `../../check.py`, which prints what is found.
+Read next: `grading/checking.py`, which prints what is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """02.3 `replicate(model, count)`: do the gradients of all replicas come home to the model?
 
 Judged by what replicas are for: they compute as the model does, have memory of their own, and backward through all of
-them leaves on the model what one pass over the whole batch leaves. Read next: `../process_groups/`.
+them leaves on the model what one pass over the whole batch leaves. Read next: `judges/process_groups/`.
 """
 
 from __future__ import annotations

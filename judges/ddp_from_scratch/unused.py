@@ -1,7 +1,7 @@
 """06.4 `PatientDDP(module)`: what if a parameter takes part on some ranks only?
 
 The steps differ in which ranks need which adapter. Hooks run on those ranks alone, so a collective in each hook hangs.
-Read next: lesson 07's exercises, in `../gradient_bucketing/`.
+Read next: lesson 07's exercises, in `judges/gradient_bucketing/`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What does each rank say when one of them makes a mistake? Real failures, as torch words them.
 
-Some ranks run a few broken lines of a program called `train.py`, without the course's own report. What each rank
+Some ranks run a few broken lines of a program called train.py, without the course's own report. What each rank
 would write to its error output is collected: its traceback, or nothing. The ranks survive, so that one start of
 processes is enough for several failures.
 

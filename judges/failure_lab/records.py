@@ -3,7 +3,7 @@
 The records have the form of torch's Flight Recorder: a number, an operation, the sizes. Each case has one mistake, or
 none, at a place that the seed chooses.
 
-Read next: `../../check.py`, what becomes of all this.
+Read next: `grading/checking.py`, what becomes of all this.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nothing is timed. The disk is a function that waits until the judge lets it go o
 first line. So a saver that waits for its thread is seen to wait, and one that copies in the thread is too late, always.
 
 Source: threading.settrace, https://docs.python.org/3/library/threading.html.
-Read next: `../checkpointing/save.py`, the file itself.
+Read next: `judges/checkpointing/save.py`, the file itself.
 """
 
 from __future__ import annotations

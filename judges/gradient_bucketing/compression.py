@@ -2,7 +2,7 @@
 
 The model is made so that each rank chooses its own gradients: its loss is their product with the parameters. The same
 gradients come in every step, so that what an answer hands out over all steps can be compared with what came in.
-Read next: `../../check.py`, which prints what is found.
+Read next: `grading/checking.py`, which prints what is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """03.3 `node_sum` and 03.4 `from_leader` (rank, world_size, ranks_per_node, value): does each node talk by itself?
 
 Which ranks take part in each collective is noted, and which groups each rank makes. So it does not matter how an
-answer makes its groups, or with which collective it talks. Read next: `../../check.py`, which prints what is found.
+answer makes its groups, or with which collective it talks.
+Read next: `grading/checking.py`, which prints what is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """05.3 `Resumable(length, world_size, rank, seed)`: is every sample of an epoch trained on once, whatever happens?
 
 One epoch is interrupted, once or twice, and goes on, maybe with another number of ranks. What all ranks of all runs
-have trained on is put together. Read next: `../ddp_from_scratch/`.
+have trained on is put together. Read next: `judges/ddp_from_scratch/`.
 """
 
 from __future__ import annotations

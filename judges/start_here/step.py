@@ -1,7 +1,7 @@
 """00.3 `parallel_step(rank, world_size, model, x, y, lr)`: do two such steps give what one process gives?
 
 Compared in float64 with one process that sees all rows, after one step and after a second one on the same replica.
-Read next: `../why_data_parallel/`.
+Read next: `judges/why_data_parallel/`.
 """
 
 from __future__ import annotations

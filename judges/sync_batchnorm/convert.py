@@ -1,7 +1,7 @@
 """08.4 `convert(module)`: is every BatchNorm of a model replaced, and nothing else about the model changed?
 
 One process is enough. An answer may build new layers or turn the old ones into new ones; what counts is what the model
-is, and does, afterwards. The models are in `models.py`. Read next: `../../check.py`, which prints what is found.
+is, and does, afterwards. The models are in `models.py`. Read next: `grading/checking.py`, which prints what is found.
 """
 
 from __future__ import annotations

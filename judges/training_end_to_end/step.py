@@ -3,7 +3,7 @@
 The judge trains in one process, on the rows of all ranks, piece by piece. A model that notes the format of what passes
 through it tells whether autocast was on.
 
-Read next: `../../isolated.py`, how a learner's function is run.
+Read next: `grading/isolated.py`, how a learner's function is run.
 """
 
 from __future__ import annotations

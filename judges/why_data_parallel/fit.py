@@ -1,6 +1,7 @@
 """01.3 `ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes)`: what is divided, what is not?
 
-Arithmetic alone, so a wrong number is explained by the slip of thought that leads to it. Read next: `../start_here/`.
+Arithmetic alone, so a wrong number is explained by the slip of thought that leads to it.
+Read next: `judges/start_here/`.
 """
 
 from __future__ import annotations

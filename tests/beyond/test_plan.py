@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from ddp_course.beyond.activations import counted
 from ddp_course.beyond.memory import Strategy, memory_of
-from ddp_course.beyond.plan import in_torch, main, plan, to_bytes, to_count
+from ddp_course.beyond.plan import in_torch, plan, to_bytes, to_count
 from ddp_course.cli import main as command
+from ddp_course.commands.plan import main
 from ddp_course.models import MLP
 
 

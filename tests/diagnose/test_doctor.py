@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_course.diagnose import doctor, facts, gpu_links, network, storage
+from ddp_course.commands import doctor
+from ddp_course.diagnose import facts, gpu_links, network, storage
 from ddp_course.diagnose.doctor import diagnose
 from ddp_course.diagnose.facts import Facts, import_apart
 from ddp_course.diagnose.network import Interface

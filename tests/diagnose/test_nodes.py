@@ -20,7 +20,7 @@ from ddp_course import rendezvous
 from ddp_course.diagnose.nodes import Node, open_meeting_point
 from ddp_course.launcher import janitor
 
-PROGRAM = str(Path(__file__).with_name("elastic_on_ranks.py"))
+PROGRAM = str(Path(__file__).with_name("nodes_on_ranks.py"))
 LIMIT_S = 90  # far more than needed: a machine that does other things too
 
 

@@ -1,20 +1,16 @@
 """`ddp-course check 03`: the saved notebook, checked in the terminal."""
 
-import argparse
-
 import nbformat
 import pytest
 
-from ddp_course.commands.grade import add_check_arguments, run_check
+from ddp_course.commands.check import main
 from ddp_course.grading.registry import exercises_of
 from ddp_course.grading.terminal import check_notebook
 from tests.grading.submissions import cell_of, filled, solutions, source_of
 
 
 def checked(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    add_check_arguments(parser)
-    return run_check(parser.parse_args([str(a) for a in arguments]))
+    return main([str(a) for a in arguments])
 
 
 @pytest.mark.timeout(200)

@@ -7,7 +7,7 @@ A larger batch with the same rate is not wrong in itself. W ranks with the same 
 does on a batch W times as large: `rates_compared` shows it, to the last digits. But that is another training than the
 one whose rate was found good, with 1/W of its steps.
 
-Read next: `../training_checks.py`, the tool that tells all of this apart.
+Read next: `training_checks.py`, the tool that tells all of this apart.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from ddp_course.draw.style import text_problems, texts_of
-from ddp_course.draw.timeline import timeline
+from ddp_course.draw.timelines import timeline
 from ddp_course.scaling.spans import Span
 from tests.scaling import trace_on_ranks as on_ranks
 

@@ -1,0 +1,34 @@
+"""How are the saved answers of a lesson checked in a terminal? `ddp-course check 03`, or `03.2` for one exercise.
+
+Read next: `grading/terminal.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ddp_course.grading.places import course_root
+from ddp_course.grading.terminal import check_notebook, chosen_exercises, notebook_of
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check the saved answers; return 0 for full marks, 1 for less, 2 when there is nothing to check."""
+    parser = argparse.ArgumentParser(prog="ddp-course check", description="Check the saved answers of a lesson.")
+    parser.add_argument("exercise", help="a lesson, such as 03, or one exercise, such as 03.2")
+    parser.add_argument("--notebook", type=Path, default=None, help="another notebook than the one in exercises/")
+    parser.add_argument("--seed", type=int, default=0, help="check with other values (default: %(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        lesson, dot, number = args.exercise.partition(".")
+        what = f"{lesson:0>2}{dot}{number}"  # "3" is lesson 03
+        exercises = chosen_exercises(what)
+        path = args.notebook or notebook_of(what, course_root())
+        points = check_notebook(path, exercises, args.seed)
+    except (ValueError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    total, full = sum(points.values()), sum(exercise.points for exercise in exercises)
+    print(f"{path.name}: {total:g} of {full} points")
+    return 0 if total == full else 1

@@ -1,0 +1,66 @@
+"""How is exercises/ generated from solutions/, and how is it known to be what they generate?
+
+    ddp-course release              # write what is stale; a notebook that holds answers is kept, without --force
+    ddp-course release --check      # write nothing; status 1 if something is stale
+
+Read next: `grading/release.py`, what happens to one notebook.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ddp_course.grading.places import course_root
+from ddp_course.grading.release import holds_answers, released
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write exercises/, or with `--check` say which of its notebooks are stale; return the exit code."""
+    parser = argparse.ArgumentParser(prog="ddp-course release", description="Generate exercises/ from solutions/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when something is stale")
+    parser.add_argument("--force", action="store_true", help="replace notebooks that hold answers, too")
+    parser.add_argument("--root", type=Path, default=None, help="the course's folder")
+    chosen = parser.parse_args(argv)
+    root = chosen.root or course_root()
+    try:
+        texts = {source: released(source) for source in sorted(root.glob("solutions/*/*.ipynb"))}
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    exercises = {root / "exercises" / source.relative_to(root / "solutions"): text for source, text in texts.items()}
+    if chosen.check:
+        return check(root, exercises)
+    return max([0, *(write(root, path, text, chosen.force) for path, text in exercises.items())])
+
+
+def check(root: Path, exercises: dict[Path, str]) -> int:
+    stale = [
+        f"{path.relative_to(root)} is not what solutions/ generates"
+        for path, text in exercises.items()
+        if old(path) != text
+    ]
+    strangers = set(root.glob("exercises/*/*.ipynb")) - set(exercises)
+    stale += [f"{path.relative_to(root)} has no source in solutions/" for path in sorted(strangers)]
+    for sentence in stale:
+        print(f"{sentence}; run: make exercises", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def write(root: Path, path: Path, text: str, force: bool) -> int:
+    name = path.relative_to(root)
+    if old(path) == text:
+        print(f"{name} is up to date")
+        return 0
+    if path.exists() and not force and holds_answers(path):
+        print(f"{name} holds answers and was kept; move it away, or use --force to replace it", file=sys.stderr)
+        return 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"{name} written")
+    return 0
+
+
+def old(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None

@@ -1,35 +1,31 @@
 """How is a learner's function run, when it may hang, crash or end its process?
 
-Always in processes of its own, started by `launch` with a time limit. What comes back is plain data, or an
-`AnswerFailed` that says in the learner's terms what happened: their own traceback, the rank that died, the line where
-the ranks wait. After a hang nothing more is run, so a check ends in bounded time.
+Always in other processes, with a time limit. What comes back is plain data, or an `AnswerFailed` that says in the
+learner's terms what happened: their own traceback, the rank that died, the line where the ranks wait. After a hang
+nothing more is run, so a check ends in bounded time.
 
-Read next: `observe.py`, what is noted while the function runs.
+Read next: `kept.py`, the processes; `fences.py`, what is refused; `observe.py`, what is noted.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from datetime import timedelta
 from io import StringIO
 from typing import Any
 
 import cloudpickle
 import torch
-import torch.distributed as dist
 
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
-from ddp_course.grading.observe import nobody_leaves_early, refused
-from ddp_course.launcher import RankError, launch
+from ddp_course.grading.fences import nobody_leaves_early, refused
+from ddp_course.grading.kept import run_on_ranks
+from ddp_course.launcher import RankError
 
 LIMIT_S = 10.0  # for one run of an answer
-TIMEOUT_S = 5.0  # for one collective of an answer
-START_S = 60.0  # for all ranks of an answer to be up
 MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 
 # What C++ prints when it aborts, which the report says better.
@@ -50,7 +46,7 @@ _COMMON_HINTS = (
 
 
 class Answer:
-    """A learner's function, packed so that fresh processes can run it.
+    """A learner's function, packed so that other processes can run it.
 
     Raises:
         AnswerFailed: what was given is no function, or cannot travel.
@@ -70,32 +66,21 @@ class Answer:
             cause = "the function uses something that cannot leave the notebook, such as an open file; make it inside"
             raise AnswerFailed(Fault("a function that can run in other processes", found, cause=cause)) from None
 
-    def run(self, driver: Callable, world_size: int, *args: Any, init: bool = False) -> list:
-        """Call `driver(rank, world_size, function, *args)` on fresh ranks and return what each returned.
+    def run(self, driver: Callable, world_size: int, *args: Any, init: bool = False, fresh: bool = False) -> list:
+        """Call `driver(rank, world_size, function, *args)` on every rank and return what each returned.
 
         Args:
             driver: a function of the grader's that calls the learner's and returns plain data.
             init: whether the ranks have a process group already.
+            fresh: for processes that nothing else has run in, or runs in afterwards.
         Raises:
             AnswerFailed: the function raised, died or ran past its limit.
         """
         printed = StringIO()
         try:
-            with (
-                redirect_stdout(printed),
-                warnings.catch_warnings(action="ignore"),
-                tempfile.TemporaryDirectory() as folder,
-            ):
-                return launch(
-                    _call,
-                    world_size,
-                    args=(driver, self.packed, self.exercise.refused, f"{folder}/start", args),
-                    init=init,
-                    backend="gloo",
-                    start_method="forkserver",
-                    timeout_s=TIMEOUT_S,
-                    limit_s=self.limit_s,
-                )
+            with redirect_stdout(printed), warnings.catch_warnings(action="ignore"):
+                call = (driver, self.packed, self.exercise.refused, args)
+                return run_on_ranks(_call, world_size, call, init=init, limit_s=self.limit_s, fresh=fresh)
         except RankError as error:
             raise AnswerFailed(self._fault(error)) from None
         finally:
@@ -117,18 +102,10 @@ class Answer:
         return Fault(report=report, cause=cause)
 
 
-def _call(rank: int, world_size: int, driver: Callable, packed: bytes, names: tuple, start: str, args: tuple) -> Any:
-    warnings.simplefilter("ignore")  # what matters is said by the check
-    _start_together(rank, world_size, start)
-    with refused(names), nobody_leaves_early():  # before unpacking, which looks the function's globals up
+def _call(rank: int, world_size: int, driver: Callable, packed: bytes, names: tuple, args: tuple) -> Any:
+    # Warnings: what matters is said by the check. The others before unpacking, which looks the function's globals up.
+    with warnings.catch_warnings(action="ignore"), refused(names), nobody_leaves_early():
         return driver(rank, world_size, cloudpickle.loads(packed), *args)
-
-
-def _start_together(rank: int, world_size: int, path: str) -> None:
-    """Wait until every rank is up, so that a late process is not taken for a fault of the answer."""
-    store = dist.FileStore(path, world_size)
-    store.set(str(rank), "up")
-    store.wait([str(other) for other in range(world_size)], timedelta(seconds=START_S))
 
 
 def plain(value: Any) -> Any:

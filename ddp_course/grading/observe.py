@@ -1,70 +1,65 @@
 """What did the answer do, while it ran? Noted inside a rank, without asking the learner to call anything of ours.
 
-Every collective of torch passes its dispatcher, whichever Python function called it; a dispatch mode sees it with its
-process group. New groups are seen where torch makes them. The few private names of torch that this needs are all here.
+Every collective and every message of torch passes its dispatcher, whichever Python function called it; a dispatch mode
+sees it there. A `Call` means the same whichever of torch's overloads it was: the name that people say, and the bytes
+that this rank gives. A `Log` also has the forward and backward passes and the updates, all in one row of letters.
 
-Source: torch/distributed/c10d.py, torch/utils/_python_dispatch.py.
-Read next: `lessons/process_groups/`, which judges by these notes.
+Source: torch/utils/_python_dispatch.py.
+Read next: `expect.py`, which judges by these notes.
 """
 
 from __future__ import annotations
 
-import os
-import pkgutil
+import functools
+import re
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from types import ModuleType
-from unittest import mock
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddp_course.grading.exercise import Fault, FaultFound
+from ddp_course.launcher.interception import GIVEN, OPERATORS
 
-LAUNCHER_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
-MATCH_WAIT_S = 4.0  # for the other ranks to make the same group
+MESSAGES = ("send", "recv")
+LETTERS = "F forward, B backward, s sent in backward, S sent outside it, U update"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, as a rank entered it."""
+    """One collective or message, as a rank entered it."""
 
-    op: str  # "allreduce", "broadcast", "barrier", ...
+    op: str  # "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv", "barrier", ...
     ranks: tuple[int, ...]  # of the group, as numbered in the default group
     timeout_s: float  # of the group
-    n_bytes: int  # of the tensors given
+    n_bytes: int  # that this rank gives: of a gather its own part, of a broadcast the tensor, on every rank
     in_backward: bool = False  # entered from a hook, while autograd was at work
+    peer: int | None = None  # of a message: the other side, as numbered in the default group
 
 
 class Collectives(TorchDispatchMode):
-    """Within the `with` block, note every collective of this thread in `calls`."""
+    """Within the `with` block, note every collective and message of this thread in `calls`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.on_call: Callable[[], object] = lambda: None  # a look at the moment of each
 
+    @property
+    def talks(self) -> list[Call]:
+        """The calls that carry something: all but barriers."""
+        return [call for call in self.calls if call.op != "barrier"]
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        space, _, name = str(func).partition(".")
-        if space in ("c10d", "_c10d_functional"):
+        if func.namespace in ("c10d", "_c10d_functional"):
             group = next((found for found in map(_as_group, args) if found is not None), None)
             if group is not None:
-                in_backward = torch._C._current_graph_task_id() != -1
-                self.calls.append(Call(name.partition(".")[0].strip("_"), *_facts(group), _n_bytes(args), in_backward))
+                self.calls.append(_call(func, args, group))
                 self.on_call()
         return func(*args, **(kwargs or {}))
 
@@ -78,129 +73,81 @@ def _as_group(arg: object) -> dist.ProcessGroup | None:
     return None
 
 
-def _facts(group: dist.ProcessGroup) -> tuple[tuple[int, ...], float]:
+def _call(func: torch._ops.OpOverload, args: tuple, group: dist.ProcessGroup) -> Call:
+    given = {argument.name: arg for argument, arg in zip(func._schema.arguments, args, strict=False)}
+    name = func._schema.name.partition("::")[2]
+    op, ranks = plain_name(OPERATORS.get(name, name)), tuple(dist.get_process_group_ranks(group))
     timeout = group._get_backend(group._device_types[0]).options._timeout
-    return tuple(dist.get_process_group_ranks(group)), timeout.total_seconds()
+    brings = None if op in ("barrier", "recv") else next((given[key] for key in GIVEN if key in given), None)
+    peer = given.get("dst", given.get("src")) if op in MESSAGES else None
+    return Call(
+        op,
+        ranks,
+        timeout.total_seconds(),
+        _n_bytes(brings),
+        in_backward=torch._C._current_graph_task_id() != -1,
+        peer=None if peer is None else ranks[peer],
+    )
 
 
-def _n_bytes(args: tuple) -> int:
-    # A list of lists is where the others' tensors arrive; what this rank gives to all_gather and gather comes after it.
-    first = next((a for a in args if isinstance(a, torch.Tensor) or _is_flat_list(a)), [])
-    tensors = [first] if isinstance(first, torch.Tensor) else first
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+def plain_name(op: str) -> str:
+    """Return what people say for an operator: "all_gather" for "all_gather_into_tensor_coalesced"."""
+    return re.sub(r"^monitored_|(_into_tensor|_tensor|_single)?(_coalesced)?(_out)?_*$", "", op)
 
 
-def _is_flat_list(arg: object) -> bool:
-    return isinstance(arg, list) and not any(isinstance(item, list) for item in arg)
+def _n_bytes(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return sum(map(_n_bytes, value))
+    return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 
-@contextmanager
-def same_groups_everywhere(rank: int, world_size: int, path: str) -> Iterator[list[list[int]]]:
-    """Within the block, refuse a new group that not every rank makes; yields the groups made so far.
+class Log(Collectives):
+    """Within the block, write a letter into `text` for each event of a module, an optimizer and this thread's talk.
 
-    torch does not notice: groups of different ranks get one name, and the job hangs, or the wrong ranks meet.
-
-    Args:
-        path: of a file for the grader's own store; fresh for each run, the same on all ranks.
-    Raises:
-        FaultFound: on every rank, when the ranks disagree about their next group or one makes none.
+    `FBFBFBssU` is a step of three micro-batches whose last backward pass sends two buckets.
     """
-    store, made = dist.FileStore(path, world_size), []
-    make = c10d._new_group_with_tag
 
-    def observed(ranks=None, *args, use_local_synchronization=False, **kwargs):
-        chosen = sorted(ranks) if ranks is not None else list(range(world_size))
-        if not use_local_synchronization:  # with it, torch asks only the members to call
-            _compare(store, rank, world_size, len(made), chosen)
-        made.append(chosen)
-        return make(ranks, *args, use_local_synchronization=use_local_synchronization, **kwargs)
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+        super().__init__()
+        self.text = ""
+        self.on_call = self._called
+        self._hooks = [module.register_forward_hook(self._forward)]
+        if optimizer:
+            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._write("U")))
 
-    with mock.patch.object(c10d, "_new_group_with_tag", observed):
-        yield made
+    def _called(self) -> None:
+        if self.calls[-1].op != "barrier":
+            self._write("s" if self.calls[-1].in_backward else "S")
+
+    def _forward(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        self._write("F")
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._write("B"))
+
+    def _write(self, letter: str) -> None:
+        self.text += letter
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
 
 
-def _compare(store: dist.Store, rank: int, world_size: int, number: int, chosen: list[int]) -> None:
-    keys = [f"{number}/{other}" for other in range(world_size)]
-    store.set(keys[rank], str(chosen))
-    with suppress(RuntimeError):  # who did not come is seen below
-        store.wait(keys, timedelta(seconds=MATCH_WAIT_S))
-    theirs = [store.get(key).decode() if store.check([key]) else "none" for key in keys]
-    if len(set(theirs)) > 1:
-        other = next(i for i, groups in enumerate(theirs) if groups != theirs[0])
-        which = f"group number {number + 1}"
-        expected = f"the same groups, in the same order, on every rank; rank 0 makes {theirs[0]} as {which}"
-        raise FaultFound(
-            Fault(
-                expected=expected,
-                found=f"{theirs[other]} as {which}",
-                rank=other,
-                cause="new_group is called only for the rank's own group; every rank must call it for every group, "
-                "also for those it is not in",
-            )
-        )
+_watchers: list[Callable[[str, tuple], None]] = []
 
 
 @contextmanager
-def launcher_variables_hidden() -> Iterator[None]:
-    """Within the block, `os.environ` has none of the variables that a launcher sets."""
-    kept = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    with mock.patch.dict(os.environ, kept, clear=True):
+def audited(watch: Callable[[str, tuple], None]) -> Iterator[None]:
+    """Within the block, tell `watch` of Python's audit events, such as each file that is opened, in whatever way."""
+    _hook_for_good()
+    _watchers.append(watch)
+    try:
         yield
+    finally:
+        _watchers.remove(watch)
 
 
-@contextmanager
-def refused(names: tuple[str, ...]) -> Iterator[None]:
-    """Within the block, these functions and classes say that the exercise is to write what they do.
-
-    Args:
-        names: such as "torch.nn.parallel.DistributedDataParallel". A function is refused under every name by which
-            its package knows it, a class when it is made.
-    """
-    with ExitStack() as stack:
-        for name in names:
-            found = pkgutil.resolve_name(name)
-            if isinstance(found, type):
-                stack.enter_context(mock.patch.object(found, "__init__", _refuser(name)))
-                continue
-            for module, known_as in _places_of(found):
-                stack.enter_context(mock.patch.object(module, known_as, _refuser(name)))
-        yield
-
-
-def _places_of(function: Callable) -> list[tuple[ModuleType, str]]:
-    package = function.__module__.partition(".")[0]
-    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == package and isinstance(m, ModuleType)]
-    return [(m, known_as) for m in modules for known_as, value in list(vars(m).items()) if value is function]
-
-
-def _refuser(name: str) -> Callable:
-    def refuse(*args, **kwargs):
-        cause = "this exercise is to write what it does"
-        raise FaultFound(Fault("an answer written by hand", f"a call of {name}", cause=cause))
-
-    return refuse
-
-
-@contextmanager
-def nobody_leaves_early(limit_s: float = 1.0) -> Iterator[None]:
-    """Let `destroy_process_group` wait, `limit_s` at most, until every rank of the group is about to call it.
-
-    A rank that ends its group without a barrier cuts off a slower one that still talks, or not, by chance. Answers
-    are not judged by chance.
-    """
-    destroy = c10d.destroy_process_group
-
-    def destroy_together(group: dist.ProcessGroup | None = None) -> None:
-        if group is None and dist.is_initialized():
-            store, size = c10d._get_default_store(), dist.get_world_size()
-            store.add("ddp_course/leaving", 1)
-            deadline = time.monotonic() + limit_s
-            while store.add("ddp_course/leaving", 0) < size and time.monotonic() < deadline:
-                time.sleep(0.005)
-        destroy(group)
-
-    with (
-        mock.patch.object(dist, "destroy_process_group", destroy_together),
-        mock.patch.object(c10d, "destroy_process_group", destroy_together),
-    ):
-        yield
+@functools.cache
+def _hook_for_good() -> None:
+    """Python lets nobody take an audit hook back, so a process that stays has one."""
+    sys.addaudithook(lambda event, args: [watch(event, args) for watch in _watchers] and None)

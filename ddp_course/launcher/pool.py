@@ -124,7 +124,12 @@ class RankPool:
         if self.alive:
             for trouble in processes.end_in_order(self._ranks):
                 warnings.warn(trouble, RuntimeWarning, stacklevel=2)
-            self._kill()
+            self.kill()
+
+    def kill(self) -> None:
+        """End the ranks at once, whatever they are doing."""
+        atexit.unregister(self._end)
+        self._end()
 
     def __enter__(self) -> RankPool:
         return self
@@ -133,11 +138,7 @@ class RankPool:
         if kind is None:
             self.close()
         else:
-            self._kill()  # after an error no collective, so no orderly end
-
-    def _kill(self) -> None:
-        atexit.unregister(self._end)
-        self._end()
+            self.kill()  # after an error no collective, so no orderly end
 
     def _guarded(self, limit_s: float | None) -> list[Any]:
         """Collect all answers; on a failure report it, and end the ranks unless they are all idle and in step."""
@@ -147,14 +148,14 @@ class RankPool:
         except RankError as error:
             error.output = self._relay.finish()
             if not call.in_step():
-                self._kill()
+                self.kill()
             raise
         except BaseException as error:
             try:
                 where = report.where_all_were(call.whereabouts())
                 self._relay.finish()
             finally:
-                self._kill()
+                self.kill()
             if isinstance(error, KeyboardInterrupt):
                 raise report.RankInterrupt(
                     f"interrupted; the {self.world_size} ranks have been ended\n{where}"

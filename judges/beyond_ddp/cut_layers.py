@@ -259,7 +259,7 @@ def _messages_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | Non
     for rank, note in enumerate(notes):
         for way, width, what in (("forward", outputs, "the output"), ("backward", inputs, "the gradient of x")):
             calls, n_bytes = note["bias"][way], 8 * rows * width
-            if len(calls) == 1 and calls[0][0] in ("allreduce", "all_reduce") and calls[0][1] == n_bytes:
+            if len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] == n_bytes:
                 continue
             found = ", ".join(f"{op} of {size} bytes" for op, size in calls) or "none"
             cause = f"{way}, the one thing that the other ranks lack is their part of {what}"

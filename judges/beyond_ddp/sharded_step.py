@@ -21,7 +21,7 @@ from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
 
 STEPS, RATE, TOLERANCE = 3, 0.1, 1e-10
-SUMS = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_base", "allreduce_coalesced", "alltoall")
+SUMS = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
 Case = tuple[list[int], int]  # elements of each parameter, seed
 
 

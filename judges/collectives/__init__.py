@@ -1,6 +1,6 @@
 """The exercises of lesson 04: what moves between the ranks, and what does it cost?
 
-`traffic.py` notes the messages of a rank with their peers and bytes; the other files have one exercise each.
+`traffic.py` runs several cases in one launch; the other files have one exercise each.
 """
 
 from judges.collectives.cost import COST

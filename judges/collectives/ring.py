@@ -14,6 +14,7 @@ import torch
 
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault, FaultFound
 from ddp_course.grading.isolated import Answer
+from ddp_course.grading.observe import MESSAGES, Call, Collectives
 from judges.collectives.ring_sum import (
     LARGE_BASE,
     NEVER_TALKED,
@@ -24,9 +25,6 @@ from judges.collectives.ring_sum import (
     tensor_of,
 )
 from judges.collectives.traffic import (
-    MESSAGES,
-    Entry,
-    Traffic,
     each_case,
     right_and_left,
     run_cases,
@@ -49,10 +47,10 @@ def ring_driver(rank: int, world_size: int, function: Callable, path: str, cases
 
     def look(case: Case) -> dict:
         tensor = tensor_of(case, rank)
-        with Traffic() as seen:
+        with Collectives() as seen:
             returned = function(rank, world_size, tensor)
-        _refuse_collectives(rank, seen.entries)
-        note = {"held": tensor.reshape(-1).tolist(), "traffic": told(seen.entries)}
+        _refuse_collectives(rank, seen.talks)
+        note = {"held": tensor.reshape(-1).tolist(), "traffic": told(seen.talks)}
         if isinstance(returned, torch.Tensor) and returned is not tensor:
             note["returned"] = returned.reshape(-1).tolist()
         return note
@@ -60,13 +58,13 @@ def ring_driver(rank: int, world_size: int, function: Callable, path: str, cases
     return each_case(rank, world_size, path, cases, look)
 
 
-def _refuse_collectives(rank: int, entries: list[Entry]) -> None:
+def _refuse_collectives(rank: int, calls: list[Call]) -> None:
     """Say so when torch did the work, under whatever name it was called.
 
     Raises:
         FaultFound: there is something else than messages and barriers.
     """
-    other = next((entry for entry in entries if entry.op not in (*MESSAGES, "barrier")), None)
+    other = next((call for call in calls if call.op not in MESSAGES), None)
     if other is not None:
         found = f"{other.op} among ranks {list(other.ranks)}"
         cause = "the collective is to be written from single messages: send and recv, or isend and irecv"

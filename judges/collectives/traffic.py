@@ -1,7 +1,5 @@
-"""With whom does a rank talk, and how many bytes does it bring?
+"""How do several cases run in one launch, so that a mistake in one is not met in the next?
 
-Messages and collectives pass torch's dispatcher alike. A message is noted with its peer; a collective with the bytes
-that the rank brings, which for a gather is its own part, not the memory that it provides for those of the others.
 Read next: `gather_rows.py`.
 """
 
@@ -10,71 +8,20 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ddp_course.grading.exercise import AnswerFailed, Fault
 from ddp_course.grading.isolated import Answer
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.observe import Call
 
 MEET_S = 4.0  # for the other ranks to end a case; less than the 5 s that a collective of theirs may wait
 
-MESSAGES = ("send", "recv", "recv_any_source")
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One message or collective, as a rank entered it."""
-
-    op: str  # "send", "recv", "allreduce", ...
-    ranks: tuple[int, ...]  # of the group, as numbered in the default group
-    n_bytes: int  # that this rank brings; nothing where it only receives
-    peer: int | None = None  # of a message, as numbered in the default group
-
-
-class Traffic(Collectives):
-    """Within the `with` block, note every message and every collective of this thread in `entries`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entries: list[Entry] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        before = len(self.calls)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        for call in self.calls[before:]:
-            peer = _peer(args, call.ranks) if call.op in ("send", "recv") else None
-            n_bytes = 0 if call.op.startswith("recv") else _brought(args)
-            self.entries.append(Entry(call.op, call.ranks, n_bytes, peer))
-        return result
-
-
-def _peer(args: tuple, ranks: tuple[int, ...]) -> int:
-    """Return the other side of a message: the first number after the tensors and the group."""
-    return ranks[next(arg for arg in args if isinstance(arg, int))]
-
-
-def _brought(args: tuple) -> int:
-    """Return the bytes of what goes in: an operator with two arguments of tensors names the results first."""
-    given = [arg for arg in args if isinstance(arg, torch.Tensor | list) and _n_bytes(arg) is not None]
-    return _n_bytes(given[min(1, len(given) - 1)]) if given else 0
-
-
-def _n_bytes(value: object) -> int | None:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if not isinstance(value, list):
-        return None
-    sizes = [_n_bytes(item) for item in value]
-    return None if None in sizes else sum(sizes)
-
-
-def told(entries: list[Entry]) -> list[tuple]:
-    """Return the entries as plain data; barriers, which move nothing, are left out."""
-    return [(e.op, e.ranks, e.n_bytes, e.peer) for e in entries if e.op != "barrier"]
+def told(calls: list[Call]) -> list[tuple]:
+    """Return calls as plain data."""
+    return [(call.op, call.ranks, call.n_bytes, call.peer) for call in calls]
 
 
 def right_and_left(rank: int, world_size: int) -> set[int]:

@@ -11,10 +11,11 @@ from random import Random
 
 import torch
 
-from ddp_course.grading import observe
+from ddp_course.grading import fences
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
-from judges.collectives.traffic import Traffic, each_case, run_cases, told
+from ddp_course.grading.observe import MESSAGES, Collectives
+from judges.collectives.traffic import each_case, run_cases, told
 
 BYTES_EACH = 8  # of an int64
 
@@ -27,14 +28,14 @@ def nodes_driver(
     def look(case: tuple[int, list[list[int]]]) -> dict:
         ranks_per_node, brought = case
         tensor = torch.tensor(brought[rank])
-        with Traffic() as seen:
+        with Collectives() as seen:
             returned = function(rank, world_size, ranks_per_node, tensor)
-        note = {"held": tensor.tolist(), "traffic": told(seen.entries)}
+        note = {"held": tensor.tolist(), "traffic": told(seen.talks)}
         if isinstance(returned, torch.Tensor) and returned is not tensor:
             note["returned"] = returned.tolist()
         return note
 
-    with observe.same_groups_everywhere(rank, world_size, f"{path}.groups"):
+    with fences.same_groups_everywhere(rank, world_size, f"{path}.groups"):
         return each_case(rank, world_size, path, cases, look)
 
 
@@ -108,9 +109,7 @@ def _between_fault(rank: int, note: dict, size: int, brought: list[list[int]]) -
     n_nodes = len(brought) // size  # a sum in two halves brings the part, then a share of it, perhaps padded
     if n_bytes <= limit + limit // n_nodes + 2 * n_nodes * BYTES_EACH:
         return None
-    ops = " and ".join(
-        dict.fromkeys(f"{op.removesuffix('_base')} among ranks {list(ranks)}" for op, ranks, _, _ in crossing)
-    )
+    ops = " and ".join(dict.fromkeys(f"{op} among ranks {list(ranks)}" for op, ranks, _, _ in crossing))
     cause = "reduce_scatter inside the node first, so that only a part has to cross, then all_reduce that part"
     if any(set(ranks) == set(range(len(brought))) for _, ranks, _, _ in crossing) and size > 1:
         cause = "a collective over all ranks carries the whole tensor between the nodes; " + cause
@@ -128,7 +127,7 @@ def _inside_fault(rank: int, note: dict, size: int, brought: list[list[int]]) ->
     if not note["traffic"]:
         return Fault(expected, "no collective", rank, "the ranks never talked")
     for op, ranks, _, _ in note["traffic"]:
-        if sorted(ranks) not in (mine, peers) and op not in ("send", "recv", "recv_any_source"):
+        if sorted(ranks) not in (mine, peers) and op not in MESSAGES:
             cause = "make two kinds of groups: one for each node, and one for each local rank; name one in each call"
             return Fault(expected, f"{op} among ranks {list(ranks)}", rank, cause)
     return None

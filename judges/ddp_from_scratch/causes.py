@@ -13,7 +13,7 @@ from ddp_course.grading.exercise import Fault
 from judges.ddp_from_scratch.nets import Gradients, Task, Truth
 
 TOLERANCE = 1e-9
-FIRST_HALF = ("allreduce", "allgather", "reduce", "reduce_scatter", "gather", "alltoall")  # bring values together
+FIRST_HALF = ("all_reduce", "all_gather", "reduce", "reduce_scatter", "gather", "all_to_all")  # bring values together
 NOTHING_SENT = "no gradient was sent to another rank"
 OWN = "this is the rank's own gradient; the mean over the ranks must come into .grad itself, not into a copy"
 ZERO = "a gradient that is missing on some ranks counts as zero there: give zeros to the sum, and set .grad to the mean"

@@ -172,7 +172,7 @@ def _late_bucket(task: Task, calls: list[dict]) -> str:
     for number, call in enumerate(calls, 1):
         sent += call["bytes"]
         there = sum(task.parameter_bytes(index) for index in call["ready"])
-        if call["op"] == "allreduce" and there - sent >= task.cap:
+        if call["op"] == "all_reduce" and there - sent >= task.cap:
             return f"at collective {number}, {there} bytes of gradients were ready and {sent} on their way"
     return ""
 

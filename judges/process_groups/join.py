@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_course.grading import observe
+from ddp_course.grading import fences, observe
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
 
@@ -24,7 +24,7 @@ MOST_TIMEOUT_S = 60.0
 def join_driver(rank: int, world_size: int, function: Callable, path: str, values: list[int]) -> dict:
     """Call the function where no launcher's variables help; note its group, its collectives and its end."""
     met_at_file = []
-    with observe.launcher_variables_hidden(), observe.Collectives() as seen:
+    with fences.launcher_variables_hidden(), observe.Collectives() as seen:
         seen.on_call = lambda: met_at_file.append(os.path.exists(path) and os.path.getsize(path) > 0)
         result = plain(function(rank, world_size, path, values[rank]))
     talks = [call for call in seen.calls if call.op != "barrier"]

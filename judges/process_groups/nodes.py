@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from ddp_course.grading import observe
+from ddp_course.grading import fences, observe
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
 from judges.process_groups.join import sum_fault
@@ -24,7 +24,7 @@ def node_driver(
 ) -> list[dict]:
     """Call the function for each number of ranks per node; note its result, its groups and its collectives."""
     notes = []
-    with observe.same_groups_everywhere(rank, world_size, path) as made:
+    with fences.same_groups_everywhere(rank, world_size, path) as made:
         for ranks_per_node in shapes:
             before = len(made)
             with observe.Collectives() as seen:

@@ -17,10 +17,9 @@ import torch
 
 from ddp_course.grading.compare import close, flat, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.observe import Call
+from ddp_course.grading.observe import MESSAGES, Call
 
 Guess = tuple[Any, str]
-POINT_TO_POINT = ("send", "recv", "recv_any_source")
 MOST_TALKS = 4  # gathering objects takes two
 
 
@@ -99,13 +98,8 @@ def wrong_size(found: Any, expected: torch.Tensor) -> str:
 
 def talks(calls: list[Call]) -> dict:
     """Return how often the ranks talked, and how many bytes this rank gave."""
-    counted = [call for call in calls if call.op not in ("barrier", *POINT_TO_POINT)]
-    return {"times": len(counted), "bytes": sum(map(_given, calls))}
-
-
-def _given(call: Call) -> int:
-    # This operator is noted with what arrives: a part from every rank.
-    return call.n_bytes // len(call.ranks) if call.op == "allgather_base" else call.n_bytes
+    counted = [call for call in calls if call.op not in ("barrier", *MESSAGES)]
+    return {"times": len(counted), "bytes": sum(call.n_bytes for call in calls)}
 
 
 def talk_faults(notes: list[dict], row_bytes: int, what: str, most: int = MOST_TALKS) -> Iterator[Fault]:

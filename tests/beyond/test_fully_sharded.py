@@ -17,7 +17,6 @@ from tests.beyond.strategies_on_ranks import (
 )
 
 WHOLE = {str(index): sum(p.nbytes for p in network()[index].parameters()) for index in (0, 2, 4, 6)}
-OP_NAMES = {"allgather_base": "all_gather", "reduce_scatter_base": "reduce_scatter"}
 
 
 def pieces(rank: int, world_size: int) -> dict[str, int]:
@@ -79,7 +78,7 @@ def test_a_layer_is_whole_only_while_it_computes(ranks, reshard):
 def test_the_collectives_of_a_step(ranks, reshard):
     found = ranks.run(collectives, ("fully_sharded", {"reshard_after_forward": reshard}))
     for calls in found:
-        step = [OP_NAMES[op] for op, _ in calls[: [op for op, _ in calls].index("allreduce")]]
+        step = [op for op, _ in calls[: [op for op, _ in calls].index("all_reduce")]]
         expected = fully_sharded.expected_collectives(len(WHOLE), reshard)
         assert {op: step.count(op) for op in expected} == expected
         assert len(step) == sum(expected.values())

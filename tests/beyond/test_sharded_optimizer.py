@@ -80,7 +80,7 @@ def test_training_is_that_of_one_process(ranks, by):
 @pytest.mark.timeout(60)
 def test_a_step_brings_each_parameter_once(ranks):
     for calls in ranks.run(collectives, ("sharded_optimizer", {})):
-        after_backward = calls[[op for op, _ in calls].index("allreduce") + 1 :]
+        after_backward = calls[[op for op, _ in calls].index("all_reduce") + 1 :]
         assert sum(n_bytes for op, n_bytes in after_backward if op == "broadcast") == BYTES
 
 

@@ -62,7 +62,7 @@ def test_a_pair_is_the_whole_layers_with_one_all_reduce_each_way(ranks, bias):
     world_size = len(found)
     for facts in found:
         assert facts["off by"] < TOLERANCE
-        assert facts["calls"] == [("allreduce", 2 * 3 * 7 * 8, False), ("allreduce", 2 * 3 * 5 * 8, True)]
+        assert facts["calls"] == [("all_reduce", 2 * 3 * 7 * 8, False), ("all_reduce", 2 * 3 * 5 * 8, True)]
         assert facts["forward"] == 1
         width = 12 // world_size
         shapes = [(width, 5), (width,), (7, width), (7,)] if bias else [(width, 5), (7, width)]
@@ -86,7 +86,7 @@ def test_training_is_that_of_one_process(ranks, by):
 @pytest.mark.parametrize("by", ["course", "torch"])
 def test_a_step_has_one_all_reduce_forward_per_pair_and_none_for_the_rows(ranks, by):
     for calls in ranks.run(collectives, ("tensor_parallel", {"by": by})):
-        sums = [n_bytes for op, n_bytes in calls if op in ("allreduce", "all_reduce")]
+        sums = [n_bytes for op, n_bytes in calls if op == "all_reduce"]
         assert sums == [24 * 24 * 8, 24 * 3 * 8, 24 * 24 * 8]  # forward of two pairs, backward of the second
 
 

@@ -77,18 +77,33 @@ def _talk(rank: int, world_size: int) -> list:
         if rank < 2:
             dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.zeros(2), group=pair)
         functional.all_reduce(torch.zeros(7), "sum", dist.group.WORLD).wait()
-        dist.barrier()
+        functional.all_gather_tensor(torch.zeros(2), 0, dist.group.WORLD).wait()
+        dist.all_gather_into_tensor(torch.zeros(6), torch.zeros(2))
+        dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(6))
+        dist.all_to_all_single(torch.zeros(3), torch.zeros(3))
+        dist.gather(torch.zeros(2), [torch.zeros(2)] * 3 if rank == 0 else None, dst=0)
+        if rank == 1:
+            dist.send(torch.zeros(4), 2)
+        if rank == 2:
+            dist.recv(torch.zeros(4), 1)
+        dist.monitored_barrier()
     dist.all_reduce(torch.zeros(3))
-    return [(call.op, call.ranks, call.timeout_s) for call in seen.calls], [call.n_bytes for call in seen.calls[:2]]
+    return [(call.op, call.ranks, call.n_bytes) for call in seen.calls], seen.calls[0].timeout_s, seen.talks[-1].peer
 
 
 @pytest.mark.timeout(120)
-def test_every_way_to_call_a_collective_is_noted_with_its_ranks():
+def test_every_way_to_call_a_collective_is_noted_by_one_name_with_what_this_rank_gives():
     notes = launch(_talk, 3, start_method="forkserver", timeout_s=20, limit_s=60, quiet=True)
     world = (0, 1, 2)
-    for rank, (calls, n_bytes) in enumerate(notes):
-        assert n_bytes == [12, 40]
-        inside = [("allgather", (0, 1))] if rank < 2 else []
-        expected = [("allreduce", world), ("broadcast", world), *inside, ("all_reduce", world), ("barrier", world)]
-        assert [(op, ranks) for op, ranks, _ in calls] == expected
-        assert calls[0][2] == 20
+    for rank, (calls, timeout_s, peer) in enumerate(notes):
+        names = ("all_reduce", "all_gather", "all_gather", "reduce_scatter", "all_to_all", "gather")
+        sizes = (28, 8, 8, 24, 12, 8)
+        assert calls == [
+            ("all_reduce", world, 12),
+            ("broadcast", world, 40),
+            *([("all_gather", (0, 1), 8)] if rank < 2 else []),
+            *((name, world, n_bytes) for name, n_bytes in zip(names, sizes, strict=True)),
+            *[[], [("send", world, 16)], [("recv", world, 0)]][rank],
+            ("barrier", world, 0),
+        ]
+        assert (timeout_s, peer) == (20, [None, 2, 1][rank])

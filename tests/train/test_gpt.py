@@ -115,7 +115,7 @@ def on_ranks(rank: int, world_size: int, steps: int, accumulation: int, clip: fl
             noted = NotedBatches(list(zip(*mine, strict=True)), seen)
             found["losses"].append(accumulate(replica, noted))
         found["counts"].append([*noted.counts, len(seen.calls)])
-        found["bytes"].append(sum(call.n_bytes for call in seen.calls if call.op == "allreduce"))
+        found["bytes"].append(sum(call.n_bytes for call in seen.calls if call.op == "all_reduce"))
         found["grads"].append({name: p.grad.clone() for name, p in model.named_parameters()})
         found["norms"].append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
         optimizer.step()

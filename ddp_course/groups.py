@@ -5,7 +5,7 @@ A rank is one process of a job. It learns its place from the launcher (`Place`),
 backend and device, the opening of a group, its orderly end, and groups inside the group.
 
 Left out on purpose: elastic membership, which belongs to torchrun.
-Read next: `launch/`, which starts ranks and lets them join.
+Read next: `launcher/`, which starts ranks and lets them join.
 """
 
 from __future__ import annotations

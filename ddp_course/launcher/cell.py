@@ -1,7 +1,6 @@
-"""How does a whole cell run on a rank, and how does a notebook come by `%%ranks`?
+"""How does a whole cell run on a rank?
 
-A rank runs the cell's text in its own `__main__`, so that what one cell assigns is there in the next. Ranks come here,
-and do without IPython, which is imported when a notebook loads the extension.
+A rank runs the cell's text in its own `__main__`, so that what one cell assigns is there in the next.
 
 Read next: `magic.py`, which sends the cells.
 """
@@ -17,13 +16,6 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import groups
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """Called by `%load_ext ddp_course`."""
-    from ddp_course.launcher.magic import RanksMagic
-
-    shell.register_magic_function(RanksMagic(shell).ranks, "line_cell", "ranks")
 
 
 def run_cell(

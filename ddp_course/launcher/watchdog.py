@@ -29,9 +29,10 @@ import torch.distributed as dist
 from ddp_course import groups
 from ddp_course.launcher import joint_report, lines
 from ddp_course.launcher.bulletin import Address, Bulletin, Note, birth, store_address
-from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts
+from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure, describe
 from ddp_course.launcher.interception import recorder
+from ddp_course.launcher.recorder import Waits
 
 HUNG_STATUS = 124  # of a rank that the watchdog ends; timeout(1) has the same
 SLOWEST_LOOK_S = 0.2
@@ -109,7 +110,7 @@ class Watchdog:
 
     def guard(self) -> None:
         """Look until the program leaves; on an alarm, see to it that this rank ends."""
-        waits = _Waits(self.tick_s, self.mark)
+        waits = Waits(recorder(), self.tick_s, self.mark)
         while not self.wake.wait(self.tick_s):
             self.rearm()
             self.overdue = waits.longer_than(self.timeout_s)
@@ -178,28 +179,6 @@ class Watchdog:
         if status == "returned":  # waits for nothing, though gloo notes the end of a collective a moment late
             return replace(here, status=status, line=None, recent=[replace(c, finished=True) for c in here.recent])
         return here
-
-
-class _Waits:
-    """For how long has this rank been in the collective that it is in? On a clock that nobody sets."""
-
-    def __init__(self, look_s: float, since: dict[str, int] | None = None):
-        self.look_s, self.mark = look_s, since
-        self.progress, self.key, self.since = -1, None, 0.0
-
-    def longer_than(self, limit_s: float) -> Collective | None:
-        """The collective that this rank has been in for more than `limit_s`, if there is one; call it often."""
-        if (progress := recorder().total) != self.progress:  # it moves: spare the costly look
-            self.progress, self.key = progress, None
-            return None
-        # A message that is sent and not waited for looks like one that is under way.
-        waiting = next((c for c in recorder().recorded(self.mark) if not c.finished and c.op not in MESSAGES), None)
-        key = (waiting.group, waiting.seq) if waiting else None
-        if key != self.key:
-            # the recorder's clock may jump, so it is believed for as long as we did not look
-            unseen_s = min(max(0.0, (time.time_ns() - waiting.entered_ns) / 1e9), 2 * self.look_s) if waiting else 0.0
-            self.key, self.since = key, time.monotonic() - unseen_s
-        return waiting if waiting and time.monotonic() - self.since > limit_s else None
 
 
 def _leaves_in_order(error: BaseException) -> bool:

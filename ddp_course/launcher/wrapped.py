@@ -26,76 +26,68 @@ NOT_IN_IT = "on a group that it is not in"
 
 def wrap(made: Recorder) -> None:
     """Have `made` told of what passes no dispatcher."""
-    c10d.destroy_process_group = dist.destroy_process_group = _ending(made, c10d.destroy_process_group)
-    if hasattr(c10d, "_warn_not_in_group"):
-        c10d._warn_not_in_group = _outside(made, c10d._warn_not_in_group)
-    if hasattr(c10d, "_new_group_with_tag"):
-        c10d._new_group_with_tag = _making_a_group(made, c10d._new_group_with_tag)
-    for name in ("get", "wait"):
-        setattr(dist.Store, name, _at_store(made, getattr(dist.Store, name)))
-    dist.Work.wait = _at_work(made, dist.Work.wait)
+    for owner, name, stand_in in (
+        (c10d, "destroy_process_group", _ending),
+        (c10d, "_warn_not_in_group", _outside),
+        (c10d, "_new_group_with_tag", _making_a_group),
+        (dist.Work, "wait", _at_work),
+        (dist.Store, "get", _at_store),
+        (dist.Store, "wait", _at_store),
+    ):
+        if hasattr(owner, name):
+            setattr(owner, name, _standing_in(stand_in, made, getattr(owner, name)))
+    dist.destroy_process_group = c10d.destroy_process_group
 
 
-def _ending(made: Recorder, function: Callable) -> Callable:
+def _standing_in(stand_in: Callable, made: Recorder, function: Callable) -> Callable:
     @functools.wraps(function)
-    def call(group: dist.ProcessGroup | None = None) -> None:
-        made.oddities.append(("ended a process group", own_place(sys._getframe(1))))
-        made.ended |= made.groups.ended_with(group)
-        function(group)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return stand_in(made, function, *args, **kwargs)
 
     return call
 
 
-def _outside(made: Recorder, function: Callable) -> Callable:
-    @functools.wraps(function)
-    def call(op: str) -> None:
-        made.oddities.append((f"called {op} {NOT_IN_IT}", own_place(sys._getframe(1))))
-        function(op)
-
-    return call
+def _ending(made: Recorder, function: Callable, group: dist.ProcessGroup | None = None) -> None:
+    made.oddities.append(("ended a process group", own_place(sys._getframe())))
+    made.ended |= made.groups.ended_with(group)
+    function(group)
 
 
-def _making_a_group(made: Recorder, function: Callable) -> Callable:
+def _outside(made: Recorder, function: Callable, op: str) -> None:
+    made.oddities.append((f"called {op} {NOT_IN_IT}", own_place(sys._getframe())))
+    function(op)
+
+
+def _making_a_group(
+    made: Recorder, function: Callable, ranks: list[int] | None = None, *args: Any, **kwargs: Any
+) -> Any:
     """All ranks make a group, also those that will not be in it; only with local synchronisation its members do."""
-
-    @functools.wraps(function)
-    def call(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-        facts = made.groups.facts(dist.group.WORLD) if dist.is_initialized() else None
-        if facts is None or kwargs.get("use_local_synchronization"):
-            return function(ranks, *args, **kwargs)
-        of = f"ranks {sorted(facts.members if ranks is None else ranks)}"
-        note = Note(facts, "new_group", facts.members, own_place(sys._getframe(1)), of=of)
-        made.enter(note)
-        try:
-            group = function(ranks, *args, **kwargs)
-        except Exception:
-            made.withdraw(note)
-            raise
-        note.finished = True
-        return group
-
-    return call
+    facts = made.groups.facts(dist.group.WORLD) if dist.is_initialized() else None
+    if facts is None or kwargs.get("use_local_synchronization"):
+        return function(ranks, *args, **kwargs)
+    of = f"ranks {sorted(facts.members if ranks is None else ranks)}"
+    note = Note(facts, "new_group", facts.members, own_place(sys._getframe()), of=of)
+    made.enter(note)
+    try:
+        group = function(ranks, *args, **kwargs)
+    except Exception:
+        made.withdraw(note)
+        raise
+    note.finished = True
+    return group
 
 
-def _at_work(made: Recorder, function: Callable) -> Callable:
-    @functools.wraps(function)
-    def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        done = function(work, *args, **kwargs)
-        made.waited(work)
-        return done
-
-    return wait
+def _at_work(made: Recorder, function: Callable, work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+    done = function(work, *args, **kwargs)
+    made.waited(work)
+    return done
 
 
-def _at_store(made: Recorder, function: Callable) -> Callable:
-    @functools.wraps(function)
-    def call(store: dist.Store, keys: str | list[str], *args: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            return function(store, keys, *args)
-        made.key_since_ns, made.key = time.time_ns(), keys if isinstance(keys, str) else ", ".join(keys)
-        try:
-            return function(store, keys, *args)
-        finally:
-            made.key = ""
-
-    return call
+def _at_store(made: Recorder, function: Callable, store: dist.Store, keys: str | list[str], *args: Any) -> Any:
+    if threading.current_thread() is not threading.main_thread():
+        return function(store, keys, *args)
+    made.key_since_ns, made.key = time.time_ns(), keys if isinstance(keys, str) else ", ".join(keys)
+    try:
+        return function(store, keys, *args)
+    finally:
+        made.key = ""

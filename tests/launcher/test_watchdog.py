@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import RankError, launch
-from ddp_course.launcher import bulletin, watchdog
+from ddp_course.launcher import bulletin
 from ddp_course.launcher.bulletin import Address, Note, birth
 from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure
 from ddp_course.launcher.joint_report import explain, seen_from_outside
 from ddp_course.launcher.lines import Line
+from ddp_course.launcher.recorder import Waits
 from ddp_course.launcher.watchdog import HUNG_STATUS, Watchdog
 
 pytestmark = pytest.mark.timeout(120)
@@ -299,11 +300,10 @@ def test_a_neighbour_that_has_ended_is_not_called_silent():
     assert not replace(me, birth="another").alive
 
 
-def test_a_clock_that_is_set_raises_no_alarm(monkeypatch):
+def test_a_clock_that_is_set_raises_no_alarm():
     long_ago = replace(CALL, entered_ns=time.time_ns() - 10**12)
     fake = SimpleNamespace(total=7, recorded=lambda since: [long_ago])
-    monkeypatch.setattr(watchdog, "recorder", lambda: fake)
-    waits = watchdog._Waits(look_s=0.1)
+    waits = Waits(fake, look_s=0.1)
     assert waits.longer_than(1) is None and waits.longer_than(1) is None and waits.longer_than(1) is None
 
 

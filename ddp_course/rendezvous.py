@@ -24,6 +24,7 @@ import torch.distributed as dist
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
 POLL_S = 0.01
+ROUND = "ddp_course/round"  # the key under which a store has the name of the round
 
 
 def pin_loopback() -> None:
@@ -112,7 +113,7 @@ def enter_round(rank: int, world_size: int, store: dist.Store, timeout: timedelt
         TimeoutError: rank 0 did not answer, or it waited for others in vain; names the missing.
     Collective: every rank, once, at the store.
     """
-    timeout_s, key = timeout.total_seconds(), "ddp_course/round"
+    timeout_s, key = timeout.total_seconds(), ROUND
     deadline = time.monotonic() + timeout_s
     token = secrets.token_hex(8)
     if rank == 0:

@@ -191,7 +191,7 @@ def never_came(text: str) -> Finding | None:
     """The first rank that others waited for, or the one that waits alone, if the report can tell."""
     if found := re.search(r"rank (\d+) waited \S+ s alone in [^;\n]*", text):
         return int(found[1]), found[0]
-    ours = re.search(r"rank (\d+)(?:, rank \d+)* never entered [^;\n]*", text)
+    ours = re.search(r"ranks? (\d+)[\d, and]* never entered [^;\n]*", text)
     if ours and "calls alone do not tell" in text:
         return None, ours[0]
     found = ours or re.search(r"Ranks? (\d+)(?:, \d+)* failed to pass monitoredBarrier", text)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ddp_course.diagnose.training_facts import Finding, RankFacts, Write, listed_ranks
+from ddp_course.diagnose.training_facts import Finding, RankFacts, Write
+from ddp_course.launcher.calls import listed_ranks
 
 PREFIX = "module."
 HARMLESS = ("cpu", "meta")  # to load a checkpoint there takes no GPU's memory

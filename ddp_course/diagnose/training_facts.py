@@ -9,7 +9,6 @@ Read next: `training_checks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -86,10 +85,3 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.fault}{'' if self.rank is None else f' (rank {self.rank})'}: {self.evidence}"
-
-
-def listed_ranks(ranks: Collection[int]) -> str:
-    """Return "rank 1", or "ranks 0, 1 and 2"."""
-    listed = sorted(ranks)
-    shown = ", ".join(map(str, listed[:-1])) + (" and " if len(listed) > 1 else "") + str(listed[-1])
-    return f"rank{'s' if len(listed) > 1 else ''} {shown}"

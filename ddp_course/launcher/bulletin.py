@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -22,10 +23,10 @@ from ddp_course.groups import Place
 from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure
 from ddp_course.launcher.lines import Line
+from ddp_course.rendezvous import ROUND
 
 STORE_LIMIT_S = 5.0  # to reach the store
 POLL_S = 0.05
-ROUND = "ddp_course/round"  # the key of `rendezvous.enter_round`
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,7 @@ class Bulletin:
 
     def wait_for_all(self, limit_s: float) -> bool:
         """Whether there is a note about every rank before `limit_s` is over."""
-        deadline = time.monotonic() + limit_s
-        while self.store.add("answers", 0) < self.place.world_size and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        return self.store.add("answers", 0) >= self.place.world_size
+        return _comes_true(lambda: self.store.add("answers", 0) >= self.place.world_size, limit_s)
 
     def is_first_speaker(self, ranks: range) -> bool:
         """Whether no rank of `ranks` below this one takes part; as a rule one question, to the first, settles it."""
@@ -161,10 +159,7 @@ class Bulletin:
         self.store.set("told", "1")
 
     def wait_told(self, limit_s: float) -> bool:
-        deadline = time.monotonic() + limit_s
-        while not (told := self.store.check(["told"])) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        return told
+        return _comes_true(lambda: self.store.check(["told"]), limit_s)
 
     def address(self, rank: int) -> Address | None:
         """Where a rank is found; None if it has not come to the board yet."""
@@ -178,6 +173,13 @@ class Bulletin:
         return range(first, first + self.place.local_world_size)
 
 
+def _comes_true(question: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not (answer := question()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return answer
+
+
 def store_address() -> tuple[str, int]:
     """Return host and port of the job's store."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
@@ -188,6 +190,6 @@ def store_address() -> tuple[str, int]:
 
 def _round(client: dist.Store) -> str:
     """A name for the ranks that run now; the store may keep what ranks before a restart wrote."""
-    if client.check([ROUND]):  # `rendezvous.open_store` has made one up
+    if client.check([ROUND]):  # `rendezvous.enter_round` has made one up
         return client.get(ROUND).decode()
     return f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

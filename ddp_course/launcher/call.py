@@ -10,25 +10,20 @@ Read next: `pool.py`.
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
-import cloudpickle
-
-from ddp_course.launcher import hung, report, waiting
+from ddp_course.launcher import hung, packing, report, waiting
 from ddp_course.launcher.calls import Whereabouts
 from ddp_course.launcher.failure import Failure, describe
-from ddp_course.launcher.interception import NOT_IN_IT
 from ddp_course.launcher.lines import Line, line_in_dump
 from ddp_course.launcher.processes import END_LIMIT_S, RankProcess
 from ddp_course.launcher.relay import Relay
+from ddp_course.launcher.wrapped import NOT_IN_IT
 
 IMPORT_LIMIT_S = 900.0  # for torch to be imported: on a busy machine that takes minutes
 SETTLE_S = 0.3  # after the first failure: time for the others to fail or finish too
@@ -76,11 +71,9 @@ class Call:
                 if now - asked > ASK_EVERY_S:
                     asked = now
                     self.ask()
-                if (
-                    self.settled(now - asked)
-                    and waiting.longest_s(list(map(self.one, self.ranks))) > timeout_s + SETTLE_S
-                ):
-                    raise hung.explain(timeout_s, self.whereabouts())
+                known = [self.one(rank) for rank in self.ranks] if self.settled(now - asked) else []
+                if waiting.longest_s(known) > timeout_s + SETTLE_S:
+                    raise self.explain(timeout_s)
         told = [self.answers[rank.rank][1] for rank in self.ranks]
         if waiting.find_uneven(told) or any(w.oddities for w in told):
             self.ask_after_the_end()
@@ -101,7 +94,7 @@ class Call:
     def unpacked(self, rank: int, deadline: float) -> Any:
         """Rebuild a rank's result, which runs the result's own code: it may raise anything, or take its time."""
         try:
-            return _within(deadline, lambda: cloudpickle.loads(self.answers[rank][0]))
+            return packing.unpack(self.answers[rank][0], deadline)
         except TimeoutError:
             text = f"the result of rank {rank} came in time, but rebuilding it from its bytes took longer than limit_s"
             raise report.RankError("result", rank, text, self.whereabouts()) from None
@@ -118,20 +111,21 @@ class Call:
             if rank.pipe in ready:
                 self.hear(rank)
             elif rank.process.sentinel in ready:  # and nothing left to hear
-                rank.process.join(END_LIMIT_S)
-                self.dead[rank.rank] = rank.process.exitcode or 0
+                self.note_death(rank)
 
     def hear(self, rank: RankProcess) -> None:
         try:
             number, word, content = rank.pipe.recv()
         except (EOFError, OSError):
-            rank.process.join(END_LIMIT_S)
-            self.dead[rank.rank] = rank.process.exitcode or 0
-            return
+            return self.note_death(rank)
         if number != self.number:
             return  # a late answer to a question of the call before
         books = {"imported": self.imported, "where": self.where, "raised": self.failures}
         books.get(word, self.answers)[rank.rank] = content
+
+    def note_death(self, rank: RankProcess) -> None:
+        rank.process.join(END_LIMIT_S)
+        self.dead[rank.rank] = rank.process.exitcode or 0
 
     def explain(self, timeout_s: float) -> report.RankError:
         """Find the failure that caused the others."""
@@ -139,9 +133,7 @@ class Call:
         if self.dead:
             first = next(iter(self.dead))
             return report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
-        if own := [rank for rank, failure in self.failures.items() if not failure.talking]:
-            return report.failed(self.failures[min(own)], ranks)  # the lowest, so that the report is the same each time
-        return hung.explain(timeout_s, ranks, hung.most_telling(list(self.failures.values())))
+        return hung.explain(timeout_s, ranks, self.failures.values())
 
     def whereabouts(self) -> list[Whereabouts]:
         """Ask every living rank where it is, and wait until all is known or the patience ends."""
@@ -196,23 +188,3 @@ class Call:
             return False
         ranks = self.whereabouts()
         return not waiting.find_uneven(ranks) and all(w.status != "silent" for w in ranks)
-
-
-def _within(deadline: float, call: Callable[[], Any]) -> Any:
-    """Return what `call` returns; a thread that goes on longer is left behind.
-
-    Raises:
-        TimeoutError: the deadline came first.
-    """
-    if deadline == float("inf"):
-        return call()
-    done: concurrent.futures.Future = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:  # handed to whoever waits
-            done.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return done.result(max(0.0, deadline - time.monotonic()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,10 +41,7 @@ class Collective:
 
     @property
     def channel(self) -> str:
-        """Where it is counted."""
-        if self.op in MESSAGES:
-            return f"{self.group}:{self.members[0]}>{self.members[1]}:{self.tag}"
-        return f"{self.group}:new groups" if self.op == "new_group" else self.group
+        return channel_of(self.op, self.group, self.members, self.tag)
 
     @property
     def n_bytes(self) -> int:
@@ -63,6 +61,13 @@ class Collective:
         )
 
 
+def channel_of(op: str, group: str, members: Sequence[int], tag: int) -> str:
+    """Return where a call is counted: with its group; a message with its sender, receiver and tag."""
+    if op in MESSAGES:
+        return f"{group}:{members[0]}>{members[1]}:{tag}"
+    return f"{group}:new groups" if op == "new_group" else group
+
+
 _PREPOSITIONS = {"broadcast": "from", "scatter": "from", "recv": "from"}
 
 
@@ -72,6 +77,12 @@ def size_text(n_bytes: float) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.1f} {unit}"
     return f"{n_bytes:.0f} B"
+
+
+def listed_ranks(ranks: Collection[int]) -> str:
+    """Return "rank 1", or "ranks 0, 1 and 2"."""
+    *most, last = map(str, sorted(ranks))
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 @dataclass

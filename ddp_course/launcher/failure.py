@@ -18,8 +18,8 @@ import torch.distributed as dist
 from ddp_course.launcher.lines import Line, own_frames, own_line, shown_name
 from ddp_course.launcher.same_calls import Disagreement
 
-LOST = ("Connection closed", "Connection reset", "Broken pipe")  # a peer
-_TALKING = (*LOST, "gloo", "NCCL", "Timed out waiting", "pair closure", "monitoredBarrier", "Detected mismatch")
+_LOST = ("Connection closed", "Connection reset", "Broken pipe")  # a peer
+_TALKING = (*_LOST, "gloo", "NCCL", "Timed out waiting", "pair closure", "monitoredBarrier", "Detected mismatch")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Failure:
     talking: bool  # raised by communication: a lost peer, a timeout, a mismatch
     line: Line | None
     during: str = "call"  # "start", "call" or "result"
+
+    @property
+    def lost_peer(self) -> bool:
+        """Whether it is what a rank sees of another that has gone."""
+        return any(sign in self.message for sign in _LOST)
 
 
 def describe(error: BaseException, rank: int, during: str = "call") -> Failure:

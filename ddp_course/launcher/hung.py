@@ -10,10 +10,10 @@ Read next: `waiting.py`, where this is found out; `report.py`, what else a repor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 
-from ddp_course.launcher.calls import Collective, Whereabouts
-from ddp_course.launcher.failure import LOST, Failure
+from ddp_course.launcher.calls import Collective, Whereabouts, listed_ranks
+from ddp_course.launcher.failure import Failure
 from ddp_course.launcher.report import RankError, failed, oddities
 from ddp_course.launcher.waiting import Difference, Hang, find_difference, find_hang
 
@@ -30,24 +30,20 @@ _NEVER_CAME = (
 )
 
 
-def most_telling(failures: Sequence[Failure]) -> Failure | None:
-    """Of failures that come from talking, the one that knows most; None if there is none.
+def explain(timeout_s: float, ranks: list[Whereabouts], failures: Collection[Failure] = ()) -> RankError:
+    """Say which failure caused the others: a rank's own, or what ranks disagree about, who never came, what is known.
 
-    A rank whose patience ends closes its connections, so its peers may report a lost peer first.
+    Args:
+        timeout_s: the longest that a rank may wait.
+        failures: of the ranks that raised; ranks that merely wait have none.
     """
-    signs = ("Detected mismatch", "failed to pass monitoredBarrier", "imed out", "timeout")
-    return min(failures, key=lambda f: [sign not in f.message for sign in signs], default=None)
-
-
-def explain(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None = None) -> RankError:
-    """Ranks lost patience, or each other: say what they disagree about, who never came, or what is known."""
-    if failure and (
-        own := re.search(r"(?:Timed out waiting|wait timeout after|monitoredBarrier in) (\d+) ?ms", failure.message)
-    ):
-        timeout_s = int(own[1]) / 1000  # of the group or the store, which may be another than the launcher's
+    if own := [failure for failure in failures if not failure.talking]:
+        return failed(min(own, key=lambda f: f.rank), ranks)  # the lowest, so that the report is the same each time
+    failure = _most_telling(failures)
+    timeout_s = _own_limit_s(failure) or timeout_s
     if difference := find_difference(ranks):
         return _disagreement(difference, ranks, failure)
-    lost = bool(failure) and any(sign in failure.message for sign in LOST)
+    lost = failure is not None and failure.lost_peer
     if lost and any(w.status == "silent" for w in ranks):
         return _cut_off(failure, ranks)
     if hang := find_hang(ranks):
@@ -63,12 +59,28 @@ def explain(timeout_s: float, ranks: list[Whereabouts], failure: Failure | None 
     return RankError("hung", None, text, ranks)
 
 
+def _most_telling(failures: Collection[Failure]) -> Failure | None:
+    """Of failures that come from talking, the one that knows most; None if there is none.
+
+    A rank whose patience ends closes its connections, so its peers may report a lost peer first.
+    """
+    signs = ("Detected mismatch", "failed to pass monitoredBarrier", "imed out", "timeout")
+    return min(failures, key=lambda f: [sign not in f.message for sign in signs], default=None)
+
+
+def _own_limit_s(failure: Failure | None) -> float | None:
+    """The limit of the group or the store that gave up, which may be another than the launcher's."""
+    sign = r"(?:Timed out waiting|wait timeout after|monitoredBarrier in) (\d+) ?ms"
+    found = failure and re.search(sign, failure.message)
+    return int(found[1]) / 1000 if found else None
+
+
 def _disagreement(found: Difference, ranks: list[Whereabouts], failure: Failure | None) -> RankError:
     number = next(iter(found.calls.values())).number
     calls = "".join(f"\n  rank {rank} called {_at(call)}" for rank, call in found.calls.items())
     groups = {call.members for call in found.calls.values()}
     if len(groups) > 1:
-        calls += f"\nTheir groups differ: {' and '.join(_named(members) for members in sorted(groups))}. "
+        calls += f"\nTheir groups differ: {'; '.join(map(listed_ranks, sorted(groups)))}. "
         calls += "Every rank must call new_group for every group, in the same order, also for those it is not in."
     else:
         calls += f"\n{_in_what(list(found.calls.values()))} {SAME_CALLS}"
@@ -93,37 +105,33 @@ def _at(call: Collective) -> str:
     return f"{call}\n         {call.line}" if call.line else str(call)
 
 
-def _named(ranks: Iterable[int]) -> str:
-    return ", ".join(f"rank {rank}" for rank in ranks)
-
-
 def _hung(hang: Hang, timeout_s: float, ranks: list[Whereabouts], failure: Failure | None) -> RankError:
     """Some have entered a call and others have not."""
-    blamed = hang.blamed[0] if hang.blamed else None
-    lost = failure and any(sign in failure.message for sign in LOST)
-    waited = "lost the connection" if lost else f"waited {timeout_s:g} s"
+    waited = "lost the connection" if failure and failure.lost_peer else f"waited {timeout_s:g} s"
     absent = [ranks[rank] for rank in hang.absent if rank in hang.blamed] or [ranks[rank] for rank in hang.absent]
-    never = f"{_named(w.rank for w in absent)} never {_VERBS.get(hang.call.op, 'entered')} {hang.call}"
+    missing, waiting = listed_ranks([w.rank for w in absent]), listed_ranks(hang.waiting)
+    never = f"{missing} never {_VERBS.get(hang.call.op, 'entered')} {hang.call}"
     at = "".join(f"\n  rank {w.rank} {fact}" for w in absent for fact in _while_absent(w))
-    entered = f"\n  {_named(hang.waiting[:1])} called it at {hang.call.line}" if hang.call.line else ""
+    at += f"\n  rank {hang.waiting[0]} called it at {hang.call.line}" if hang.call.line else ""
     if hang.circle:
         steps = "".join(f"\n  rank {a} waits for rank {b} in {_at(call)}" for a, call, b in hang.circle)
         text = f"ranks wait for each other in a circle, so no one of them is to blame:{steps}\n{_ORDER}"
     elif not hang.blamed:
         text = (
-            f"{never}; {_named(hang.waiting)} {waited}{at}{entered}\nThe calls alone do not tell who is wrong: "
-            f"{_named(w.rank for w in absent)} left one out, or {_named(hang.waiting)} made one too many. Look "
-            "for a branch on the rank, an early return, and loops of different lengths."
+            f"{never}; {waiting} {waited}{at}\nThe calls alone do not tell who is wrong: {missing} left one out, or "
+            f"{waiting} made one too many. Look for a branch on the rank, an early return, and loops of different "
+            "lengths."
         )
     elif hang.blamed == hang.waiting:
         text = (
-            f"{_named(hang.blamed)} {waited} alone in {hang.call}\n  called at {hang.call.line}\n"
-            f"{never}: {'they' if len(absent) > 1 else 'it'} had returned, all with one call less. Look at "
-            f"{_named(hang.blamed)} first: has it one batch, one step or one branch more than the others?"
+            f"{waiting} {waited} alone in {hang.call}\n  called at {hang.call.line}\n"
+            f"{never}: {'they' if len(absent) > 1 else 'it'} had returned, all with one call less. Look at {waiting} "
+            "first: has it one batch, one step or one branch more than the others?"
         )
     else:
-        text = f"{never}; {'the others' if len(hang.waiting) > 1 else _named(hang.waiting)} {waited}{at}{entered}\n"
+        text = f"{never}; {'the others' if len(hang.waiting) > 1 else waiting} {waited}{at}\n"
         text += _LEFT_EARLY if any("ended" in words for w in absent for words, _ in w.oddities) else _NEVER_CAME
+    blamed = hang.blamed[0] if hang.blamed else None
     return RankError("hung", blamed, text + _of_torch(failure), ranks, failure)
 
 
@@ -144,9 +152,9 @@ def _at_store(timeout_s: float, ranks: list[Whereabouts], failure: Failure | Non
     waiting = [w for w in ranks if w.key] or [w for w in ranks if failure and w.rank == failure.rank]
     key = waiting[0].key or failure.message.rpartition("keys:")[2].strip()
     at = "".join(f"\n  rank {w.rank} at {w.line}" for w in waiting if w.line)
+    who = listed_ranks([w.rank for w in waiting])
     text = (
-        f"{_named(w.rank for w in waiting)} waited {timeout_s:g} s at the store for a key that no rank has set: {key}"
-        f"{at}\n"
+        f"{who} waited {timeout_s:g} s at the store for a key that no rank has set: {key}{at}\n"
         "Some rank must set it, under the same name, before the others wait for it. new_group waits there, too, until "
         "every rank has called it."
     )

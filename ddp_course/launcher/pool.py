@@ -19,12 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_course import groups
-from ddp_course.launcher import checks, lines, processes, report
+from ddp_course.launcher import lines, packing, processes, report
 from ddp_course.launcher.call import Call
 from ddp_course.launcher.relay import Relay
 from ddp_course.launcher.report import RankError
-from ddp_course.launcher.worker import Settings
+from ddp_course.launcher.settings import Settings, WrongValue, check_limit, takes_settings
 from ddp_course.rendezvous import agent_store
 
 START_LIMIT_S = 120.0  # importing torch on a busy machine takes tens of seconds
@@ -46,41 +45,22 @@ class RankPool:
         RankError: a rank could not start.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        *,
-        backend: str | None = None,
-        start_method: str = "spawn",
-        init: bool = True,
-        rendezvous: str = "file",
-        timeout_s: float = 60.0,
-        quiet: bool = False,
-    ):
-        checks.check_settings(world_size, start_method, rendezvous, timeout_s)
-        self.world_size, self.timeout_s = world_size, timeout_s
-        self.backend = groups.choose_backend(world_size, backend)
+    @takes_settings
+    def __init__(self, world_size: int, **settings: Any):
+        self.settings = Settings.of(world_size, settings)
+        self.world_size, self.backend = world_size, self.settings.backend
         self._calls = 0  # the start counts as call 0
         self._folder = Path(tempfile.mkdtemp(prefix="ddp_course_"))
-        self._relay = Relay(self._folder, world_size, quiet)
-        self._store, environ = agent_store(world_size) if rendezvous == "env" or not init else (None, {})
-        threads = max(1, groups.usable_cores() // world_size)
-        settings = Settings(
-            world_size,
-            self.backend,
-            init,
-            rendezvous,
-            str(self._folder),
-            timeout_s,
-            threads,
-            {**os.environ, **environ},
-        )
+        self._relay = Relay(self._folder, world_size, self.settings.quiet)
+        hosts_store = self.settings.rendezvous == "env" or not self.settings.init
+        self._store, environ = agent_store(world_size) if hosts_store else (None, {})
         with processes.interrupts_wait():
-            self._ranks, janitor = processes.start(settings, start_method)
-            self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, settings.folder, os.getpid())
+            folder = str(self._folder)
+            self._ranks, janitor = processes.start(self.settings, folder, {**os.environ, **environ})
+            self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, folder, os.getpid())
             self._end.atexit = False  # its own hook may come after multiprocessing's, which would wait for the ranks
             atexit.register(self._end)
-            if not quiet:
+            if not self.settings.quiet:
                 ranks, device = "rank" if world_size == 1 else "ranks", "cuda" if self.backend == "nccl" else "cpu"
                 print(f"{world_size} {ranks} on {device}, {self.backend}")
         self._guarded(START_LIMIT_S)
@@ -96,13 +76,13 @@ class RankPool:
             RankError: a rank raised, died or hung. The pool lives on if all ranks are idle and in step.
             ValueError, TypeError: the call itself is wrong, or the pool has ended.
         """
-        checks.check_limit(limit_s)
-        return self.run_packed(checks.pack(fn, self.world_size, args), limit_s)
+        check_limit(limit_s)
+        return self.run_packed(packing.pack(fn, self.world_size, args), limit_s)
 
     def run_packed(self, payload: bytes, limit_s: float | None = None) -> list:
-        """`run` for a call that `checks.pack` has packed."""
+        """`run` for a call that `packing.pack` has packed."""
         if not self.alive:
-            raise checks.WrongValue("the ranks of this pool have ended; start a new RankPool")
+            raise WrongValue("the ranks of this pool have ended; start a new RankPool")
         self._relay.begin()
         self._calls += 1
         for rank in self._ranks:
@@ -144,7 +124,7 @@ class RankPool:
         """Collect all answers; on a failure report it, and end the ranks unless they are all idle and in step."""
         call = Call(self._calls, self._ranks, self._relay)
         try:
-            answers = call.collect(limit_s, self.timeout_s)
+            answers = call.collect(limit_s, self.settings.timeout_s)
         except RankError as error:
             error.output = self._relay.finish()
             if not call.in_step():

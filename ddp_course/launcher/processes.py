@@ -28,7 +28,8 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from ddp_course.launcher import janitor
-from ddp_course.launcher.worker import Settings, rank_main
+from ddp_course.launcher.settings import Settings
+from ddp_course.launcher.worker import rank_main
 
 END_LIMIT_S = 5.0  # for the orderly end; then SIGKILL
 # Imported once, by the fork server: `_dynamo` too, or every rank's first optimizer step pays for it.
@@ -50,13 +51,18 @@ class RankProcess:
             self.pipe.send((call, word, content))
 
 
-def start(settings: Settings, start_method: str) -> tuple[list[RankProcess], subprocess.Popen]:
-    """Start all ranks and their janitor; a rank is up when it says "ready" through its pipe."""
+def start(settings: Settings, folder: str, environ: dict[str, str]) -> tuple[list[RankProcess], subprocess.Popen]:
+    """Start all ranks and their janitor; a rank is up when it says "ready" through its pipe.
+
+    Args:
+        folder: of this set of ranks alone: for outputs, stacks and the file at which they meet.
+        environ: of every rank; that of a fork server may be old.
+    """
     ours, theirs = zip(*(get_context("spawn").Pipe() for _ in range(settings.world_size)), strict=True)
-    cleaner = janitor.start(settings.folder)
+    cleaner = janitor.start(folder)
     try:
         with _importable_main():
-            context = _start_processes(settings, theirs, start_method)
+            context = _start_processes(settings, folder, environ, theirs)
     except BaseException:
         cleaner.communicate()  # ends it; ranks that are up already see their pipe break
         raise
@@ -106,12 +112,12 @@ def _tidy_after_fork_server(owner: int) -> subprocess.Popen | None:
     return None if parent_process() else janitor.start(get_temp_dir())
 
 
-def _start_processes(settings: Settings, pipes: tuple[Connection, ...], start_method: str) -> mp.ProcessContext:
-    if start_method == "spawn":
-        return mp.spawn(rank_main, (settings, pipes), settings.world_size, join=False)
-    get_context("forkserver").set_forkserver_preload(_PRELOADED)
-    _tidy_after_fork_server(os.getpid())
-    return mp.start_processes(rank_main, (settings, pipes), settings.world_size, join=False, start_method=start_method)
+def _start_processes(settings: Settings, *args: Any) -> mp.ProcessContext:
+    method = settings.start_method
+    if method == "forkserver":
+        get_context(method).set_forkserver_preload(_PRELOADED)
+        _tidy_after_fork_server(os.getpid())
+    return mp.start_processes(rank_main, (settings, *args), settings.world_size, join=False, start_method=method)
 
 
 def end_in_order(ranks: list[RankProcess]) -> list[str]:

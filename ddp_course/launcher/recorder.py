@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts
+from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts, channel_of
+from ddp_course.launcher.group_facts import GroupFacts, Groups
 from ddp_course.launcher.lines import Line, Place, line_at
 from ddp_course.launcher.same_calls import SharedCalls
 
@@ -27,16 +28,8 @@ MOST_KEPT, MOST_REPORTED = 500, 100  # calls
 _OWN_SIZES = {"scatter", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"}
 
 
-@dataclass(frozen=True)
-class GroupFacts:
-    """A process group, as its calls are told of."""
-
-    name: str
-    born: int  # which group of this name it is: names come again once a group has ended
-    label: str  # "" for the default group
-    members: tuple[int, ...]
-    rank: int  # this process, in the default group
-    gloo: bool  # which, unlike NCCL, waits on the CPU, and gathers tensors of one size only
+# What a note has in common with what is told of it.
+_SAME = ("seq", "op", "dtype", "sizes", "members", "finished", "entered_ns", "reduce", "root", "tag", "of")
 
 
 @dataclass(slots=True)
@@ -70,22 +63,9 @@ class Note:
         return self.finished
 
     def told(self, since: dict[str, int]) -> Collective:
-        return Collective(
-            number=self.seq - since.get(self.channel, 0),
-            seq=self.seq,
-            op=self.op,
-            dtype=self.dtype,
-            sizes=self.sizes,
-            group=self.group.label,
-            members=self.members,
-            finished=self.finished,
-            entered_ns=self.entered_ns,
-            reduce=self.reduce,
-            root=self.root,
-            tag=self.tag,
-            of=self.of,
-            line=line_at(self.place),
-        )
+        same = {name: getattr(self, name) for name in _SAME}
+        number = self.seq - since.get(self.channel, 0)
+        return Collective(number=number, group=self.group.label, line=line_at(self.place), **same)
 
     def doing(self) -> str:
         """Say what must be equal on all ranks of the group."""
@@ -102,6 +82,7 @@ class Recorder:
     """The notes of this process."""
 
     def __init__(self) -> None:
+        self.groups = Groups(self.forget)
         self.total = 0  # of all calls: cheap to look at
         self.shared: SharedCalls | None = None  # where the launcher has made the default group
         self.oddities: list[tuple[str, Place | None]] = []
@@ -119,7 +100,8 @@ class Recorder:
         Raises:
             Disagreement: another rank does something else in the call of this number.
         """
-        note.entered_ns, note.channel = time.time_ns(), note.told({}).channel
+        note.entered_ns = time.time_ns()
+        note.channel = channel_of(note.op, note.group.label, note.members, note.tag)
         with self._lock:
             self.total += 1
             self._counts[note.channel] += 1
@@ -187,3 +169,25 @@ class Recorder:
             key=self.key,
             key_since_ns=self.key_since_ns,
         )
+
+
+class Waits:
+    """For how long has this rank been in the collective that it is in? On a clock that nobody sets."""
+
+    def __init__(self, recorder: Recorder, look_s: float, since: dict[str, int] | None = None):
+        self.recorder, self.look_s, self.mark = recorder, look_s, since
+        self.progress, self.key, self.since = -1, None, 0.0
+
+    def longer_than(self, limit_s: float) -> Collective | None:
+        """The collective that this rank has been in for more than `limit_s`, if there is one; call it often."""
+        if (progress := self.recorder.total) != self.progress:  # it moves: spare the costly look
+            self.progress, self.key = progress, None
+            return None
+        # A message that is sent and not waited for looks like one that is under way.
+        waiting = next((c for c in self.recorder.recorded(self.mark) if not c.finished and c.op not in MESSAGES), None)
+        key = (waiting.group, waiting.seq) if waiting else None
+        if key != self.key:
+            # the recorder's clock may jump, so it is believed for as long as we did not look
+            unseen_s = min(max(0.0, (time.time_ns() - waiting.entered_ns) / 1e9), 2 * self.look_s) if waiting else 0.0
+            self.key, self.since = key, time.monotonic() - unseen_s
+        return waiting if waiting and time.monotonic() - self.since > limit_s else None

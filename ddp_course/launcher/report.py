@@ -16,7 +16,7 @@ import signal
 import textwrap
 from collections.abc import Collection
 
-from ddp_course.launcher.calls import Whereabouts
+from ddp_course.launcher.calls import Whereabouts, listed_ranks
 from ddp_course.launcher.failure import Failure, in_short
 
 WIDTH = 100  # letters; JupyterLab breaks longer lines of an error in the middle of words
@@ -176,22 +176,22 @@ def why_died(exitcode: int | None) -> str:
 def over_limit(limit_s: float, ranks: list[Whereabouts], starting: bool) -> RankError:
     """The call, or the start, took longer than it may."""
     late = [w for w in ranks if w.status in ("running", "silent")]
-    who = ", ".join(str(w.rank) for w in late)
+    who = listed_ranks([w.rank for w in late])
     at = "".join(f"\n  rank {w.rank} {_facts(w)}" for w in late)
     what = (
-        f"rank {who} did not start within {limit_s:g} s"
+        f"{who} did not start within {limit_s:g} s"
         if starting
-        else f"no result after {limit_s:g} s (limit_s) from rank {who}"
+        else f"no result after {limit_s:g} s (limit_s) from {who}"
     )
     return RankError("start" if starting else "hung", late[0].rank if len(late) == 1 else None, what + at, ranks)
 
 
 def still_importing(limit_s: float, ranks: list[Whereabouts], imported: Collection[int]) -> RankError:
     """The ranks did not even come to our code."""
-    late = ", ".join(str(w.rank) for w in ranks if w.rank not in imported)
+    late = [w.rank for w in ranks if w.rank not in imported]
     text = (
-        f"rank {late} was still importing torch after {limit_s:g} s: {os.getloadavg()[0]:.0f} processes want this "
-        f"machine's {os.cpu_count()} cores\nWait until the machine is less busy, start fewer ranks, or say "
-        "start_method='forkserver', which imports torch once for all of them."
+        f"{listed_ranks(late)} {'were' if len(late) > 1 else 'was'} still importing torch after {limit_s:g} s: "
+        f"{os.getloadavg()[0]:.0f} processes want this machine's {os.cpu_count()} cores\nWait until the machine is "
+        "less busy, start fewer ranks, or say start_method='forkserver', which imports torch once for all of them."
     )
     return RankError("start", None, text, ranks)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 SLOTS, SLOT_BYTES = 256, 192  # of each rank; a rank may be this many calls ahead of another
 _KEY = struct.Struct("<IIQ")  # group, which group of this name, number of the call; all zero: nothing is written
+_TEXT_BYTES = SLOT_BYTES - _KEY.size
 
 
 class Disagreement(RuntimeError):
@@ -54,26 +55,24 @@ class SharedCalls:
         Raises:
             Disagreement: another rank is about to do something else; says what.
         """
-        key = _KEY.pack(zlib.crc32(group.encode()), born, seq)
-        slot = (zlib.crc32(group.encode()) + seq) % SLOTS
-        text = doing.encode()[: SLOT_BYTES - _KEY.size].ljust(SLOT_BYTES - _KEY.size, b"\0")
-        start = self._start(self.rank, slot)
+        code = zlib.crc32(group.encode())
+        key, slot = _KEY.pack(code, born, seq), (code + seq) % SLOTS
+        text = doing.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        start = (self.rank * SLOTS + slot) * SLOT_BYTES
         self._map[start : start + _KEY.size] = bytes(_KEY.size)  # whoever reads now finds nothing
         self._map[start + _KEY.size : start + SLOT_BYTES] = text
         self._map[start : start + _KEY.size] = key
+        mine = key + text
         for other in members:
             theirs = self._read(other, slot)
             # Read again: the other may have been writing. What it writes for a later call has another key.
-            if theirs[: _KEY.size] == key and theirs[_KEY.size :] != text and theirs == self._read(other, slot):
+            if theirs != mine and theirs.startswith(key) and theirs == self._read(other, slot):
                 found = theirs[_KEY.size :].rstrip(b"\0").decode(errors="replace")
                 raise Disagreement(
                     f"rank {self.rank} calls {doing}, where rank {other} calls {found}: every rank must make the "
                     "same calls, in the same order, with the same shapes and dtypes"
                 )
 
-    def _start(self, rank: int, slot: int) -> int:
-        return (rank * SLOTS + slot) * SLOT_BYTES
-
     def _read(self, rank: int, slot: int) -> bytes:
-        start = self._start(rank, slot)
+        start = (rank * SLOTS + slot) * SLOT_BYTES
         return self._map[start : start + SLOT_BYTES]

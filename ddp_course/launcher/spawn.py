@@ -9,24 +9,15 @@ Read next: `magic.py`, whole cells on ranks; or `groups.py`, how the ranks find 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from ddp_course.launcher import checks
+from ddp_course.launcher import packing
 from ddp_course.launcher.pool import RankPool
+from ddp_course.launcher.settings import check_limit, takes_settings
 
 
-def launch(
-    fn: Callable,
-    world_size: int,
-    args: tuple = (),
-    *,
-    backend: str | None = None,
-    start_method: str = "spawn",
-    init: bool = True,
-    rendezvous: str = "file",
-    timeout_s: float = 60.0,
-    limit_s: float | None = None,
-    quiet: bool = False,
-) -> list:
+@takes_settings
+def launch(fn: Callable, world_size: int, args: tuple = (), *, limit_s: float | None = None, **settings: Any) -> list:
     """Run `fn(rank, world_size, *args)` on fresh ranks and return what each returned, by rank.
 
     Args:
@@ -37,8 +28,7 @@ def launch(
         ValueError, TypeError: an argument is wrong; nothing was started.
     Collective: one barrier when the group opens and one when it closes, if `init`; the rest is up to `fn`.
     """
-    checks.check_settings(world_size, start_method, rendezvous, timeout_s, limit_s)
-    call = checks.pack(fn, world_size, args)  # before the ranks start: a mistake costs no time
-    settings = {"backend": backend, "start_method": start_method, "init": init, "rendezvous": rendezvous}
-    with RankPool(world_size, **settings, timeout_s=timeout_s, quiet=quiet) as ranks:
+    check_limit(limit_s)
+    call = packing.pack(fn, world_size, args)  # before the ranks start: a mistake costs no time
+    with RankPool(world_size, **settings) as ranks:
         return ranks.run_packed(call, limit_s)

@@ -5,12 +5,13 @@ arrows from rank to rank. Follow them: they end at ranks that wait for nobody, a
 round in a circle, and then none is. Where the arrows end at ranks that have returned, the numbers decide: one rank that
 waits alone has made a call too many; one that is missed by most has left one out. Of two ranks nobody can tell.
 
-Left out on purpose: what is said about it, which is `report.py`'s part.
-Read next: `report.py`.
+Left out on purpose: what is said about it, which is `hung.py`'s part.
+Read next: `hung.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,9 +36,7 @@ def missed(ranks: Sequence[Whereabouts], w: Whereabouts) -> tuple[Collective, tu
     """Return the first call in which a rank waits, and the members that have not entered it; None if all have."""
     entered = {other.rank: other.entered for other in ranks}
     for call in w.recent:
-        if (
-            call.finished and call.op not in MESSAGES
-        ):  # of a message, torch says "completed" when a wait for it has failed
+        if call.finished and call.op not in MESSAGES:  # a message is "completed" also when a wait for it has failed
             continue
         others = [member for member in call.members if member != w.rank and member in entered]
         if absent := tuple(member for member in others if entered[member].get(call.channel, 0) < call.seq):
@@ -151,13 +150,6 @@ def find_difference(ranks: Sequence[Whereabouts]) -> Difference | None:
 
 
 def _signature(call: Collective) -> tuple:
-    sizes = sum(map(_numel, call.sizes)) if call.op in _SAME_SIZE else 0
+    sizes = sum(map(math.prod, call.sizes)) if call.op in _SAME_SIZE else 0
     dtype = call.dtype if call.op in _SAME_SIZE else ""
     return call.op, dtype, sizes, call.reduce, call.root, call.members, call.of
-
-
-def _numel(size: Sequence[int]) -> int:
-    product = 1
-    for length in size:
-        product *= length
-    return product

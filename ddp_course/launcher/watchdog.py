@@ -10,7 +10,7 @@ give, and all end with a nonzero status, so that torchrun ends or restarts the j
         train(place.rank, place.world_size)
 
 Left out on purpose: ending a rank on another host that holds its interpreter; its launcher does that.
-Read next: `bulletin.py`, what the ranks post; or `report.py`, what is made of it.
+Read next: `joint_report.py`, how many ranks make one report.
 """
 
 from __future__ import annotations
@@ -18,28 +18,25 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
-import signal
 import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 import torch.distributed as dist
 
 from ddp_course import groups
-from ddp_course.launcher import hung, lines, report
+from ddp_course.launcher import joint_report, lines
 from ddp_course.launcher.bulletin import Address, Bulletin, Note, birth, store_address
-from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts
+from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure, describe
 from ddp_course.launcher.interception import recorder
-from ddp_course.launcher.report import RankError
+from ddp_course.launcher.recorder import Waits
 
 HUNG_STATUS = 124  # of a rank that the watchdog ends; timeout(1) has the same
 SLOWEST_LOOK_S = 0.2
 SETTLE_S = 0.3  # after the alarm: time for the others to fail or finish too
-ANSWER_S = 1.0  # then: time for a rank to say where it is, before a neighbour speaks for it
 REPORT_LIMIT_S = 5.0  # for the whole report; then each rank speaks for itself
 END_LIMIT_S = 2.0  # for the threads to end
 
@@ -47,16 +44,13 @@ END_LIMIT_S = 2.0  # for the threads to end
 class Watchdog:
     """Reports a hang of the ranks that run inside `with`, and ends them.
 
-    A rank that waits in one collective for `timeout_s` is a hang; a long computation is none. A program that raises
-    on one rank is reported with the places of the others, and ends them too; its exception goes on as it would without
-    a watchdog, after the report. A group's own time limit, if it is shorter, is reported in the same way.
+    A rank that waits in one collective for `timeout_s` is a hang; a long computation is none. A program that raises on
+    one rank is reported, and ends the others too; its exception goes on after the report. A group's own time limit, if
+    it is shorter, is reported in the same way.
 
     Make it before the process group is opened, so that every call is recorded, and enter it once the group is open: the
-    report counts collectives from there.
-
-    A rank that holds the interpreter cannot answer; a neighbour on its host tells its line, from what faulthandler
-    wrote. Without a neighbour, faulthandler writes to that rank's own stderr. The watchdog takes
-    `faulthandler.dump_traceback_later` for this, of which a process has one.
+    report counts collectives from there. It takes `faulthandler.dump_traceback_later`, of which a process has one: that
+    tells the line of a rank that holds the interpreter, to a neighbour on its host or, without one, on its own stderr.
 
     Args:
         timeout_s: how long a rank may wait in one collective, in seconds.
@@ -116,7 +110,7 @@ class Watchdog:
 
     def guard(self) -> None:
         """Look until the program leaves; on an alarm, see to it that this rank ends."""
-        waits = _Waits(self.tick_s, self.mark)
+        waits = Waits(recorder(), self.tick_s, self.mark)
         while not self.wake.wait(self.tick_s):
             self.rearm()
             self.overdue = waits.longer_than(self.timeout_s)
@@ -126,7 +120,7 @@ class Watchdog:
             return
         self.finished.wait(REPORT_LIMIT_S)
         if self.overdue and not self.told:
-            _say(self.alone())
+            joint_report.say(self.alone())
         if not self.leaving.is_set():  # else the program has an exception of its own to show, or has done its work
             _end()
 
@@ -164,7 +158,9 @@ class Watchdog:
                 if board.alarmed():
                     self.sound_alarm()
             if self.alarm:
-                self.report(board)
+                board.sound_alarm()
+                time.sleep(SETTLE_S)
+                self.told = joint_report.give(board, Note(self.where(), self.failure), self.timeout_s)
             else:
                 board.post(Note(self.where(), self.failure, speaks=False))
         except RuntimeError as error:  # the store is gone, as when rank 0 hosts it and has finished
@@ -172,26 +168,6 @@ class Watchdog:
         finally:
             self.known.set()
             self.finished.set()
-
-    def report(self, board: Bulletin) -> None:
-        """Say where this rank is; print the report if this is the rank to do so; wait until it is printed."""
-        board.sound_alarm()
-        time.sleep(SETTLE_S)
-        board.post(Note(self.where(), self.failure))
-        spoke_for = []
-        if not board.wait_for_all(ANSWER_S) and board.is_first_speaker(board.neighbours):
-            spoke_for = [rank for rank in board.neighbours if not board.posted(rank)]
-            for rank in spoke_for:
-                board.post(Note(_seen_from_outside(rank, board.address(rank)), speaks=False))
-        first = board.is_first_speaker(range(self.place.world_size))
-        if (first or not board.wait_told(ANSWER_S)) and board.may_tell():
-            board.wait_for_all(ANSWER_S)  # other hosts speak for their silent ranks now
-            if error := explain(self.timeout_s, board.notes()):
-                _say(f"RankError: {error.report}")
-            board.set_told()
-        self.told = board.wait_told(ANSWER_S)
-        for rank in spoke_for:
-            _kill(board.note(rank).where, board.address(rank))
 
     def where(self, status: str = "running") -> Whereabouts:
         if self.goodbye:
@@ -205,64 +181,8 @@ class Watchdog:
         return here
 
 
-class _Waits:
-    """For how long has this rank been in the collective that it is in? On a clock that nobody sets."""
-
-    def __init__(self, look_s: float, since: dict[str, int] | None = None):
-        self.look_s, self.mark = look_s, since
-        self.progress, self.key, self.since = -1, None, 0.0
-
-    def longer_than(self, limit_s: float) -> Collective | None:
-        """The collective that this rank has been in for more than `limit_s`, if there is one; call it often."""
-        if (progress := recorder().total) != self.progress:  # it moves: spare the costly look
-            self.progress, self.key = progress, None
-            return None
-        # A message that is sent and not waited for looks like one that is under way.
-        waiting = next((c for c in recorder().recorded(self.mark) if not c.finished and c.op not in MESSAGES), None)
-        key = (waiting.group, waiting.seq) if waiting else None
-        if key != self.key:
-            # the recorder's clock may jump, so it is believed for as long as we did not look
-            unseen_s = min(max(0.0, (time.time_ns() - waiting.entered_ns) / 1e9), 2 * self.look_s) if waiting else 0.0
-            self.key, self.since = key, time.monotonic() - unseen_s
-        return waiting if waiting and time.monotonic() - self.since > limit_s else None
-
-
-def explain(timeout_s: float, notes: list[Note]) -> RankError | None:
-    """Find the failure that caused the others, as `launch` does; None if each rank tells it better itself."""
-    ranks, failures = [note.where for note in notes], [note.failure for note in notes if note.failure]
-    own = [failure for failure in failures if not failure.talking]
-    if len(own) == len(ranks) and len({(failure.error_type, failure.message) for failure in own}) == 1:
-        return None
-    if dead := [where.rank for where in ranks if where.status == "died"]:
-        return report.died(dead[0], None, ranks)
-    if own:
-        return report.failed(own[0], ranks)
-    return hung.explain(timeout_s, ranks, hung.most_telling(failures))
-
-
 def _leaves_in_order(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
-
-
-def _seen_from_outside(rank: int, address: Address | None) -> Whereabouts:
-    """What a neighbour can say of a rank that does not speak: it has ended, or where faulthandler saw it."""
-    if address is None:
-        return Whereabouts(rank, "silent")
-    if not address.alive:
-        return Whereabouts(rank, "died", detail=f"died: {report.why_died(None)}")
-    return Whereabouts(rank, "silent", lines.line_in_dump(address.read_stacks()))
-
-
-def _kill(where: Whereabouts, address: Address | None) -> None:
-    """End a neighbour that cannot end itself."""
-    if address and address.alive and where.status != "returned":
-        with suppress(ProcessLookupError):
-            os.kill(address.pid, signal.SIGKILL)
-
-
-def _say(text: str) -> None:
-    """Write to stderr itself: the program may hold the lock of `sys.stderr`."""
-    os.write(2, f"{text}\n".encode(errors="replace"))
 
 
 def _end() -> None:

@@ -5,14 +5,12 @@ answers "where are you?" in the middle of a hang, and ends itself when the pipe 
 is gone.
 
 Left out on purpose: any collective after an error; peers may be waiting elsewhere.
-Read next: `pool.py`, the parent's side of the pipe.
+Read next: `rank_setup.py`, what it needs before that; `call.py`, the parent's side of the pipe.
 """
 
 from __future__ import annotations
 
 import builtins
-import faulthandler
-import multiprocessing
 import os
 import queue
 import signal
@@ -20,106 +18,31 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
-import torch
 
 from ddp_course import groups
-from ddp_course.launcher import checks, lines
+from ddp_course.launcher import lines, packing, rank_setup
 from ddp_course.launcher.calls import Whereabouts
 from ddp_course.launcher.failure import describe
 from ddp_course.launcher.interception import recorder
 from ddp_course.launcher.same_calls import SharedCalls
-from ddp_course.rendezvous import pin_loopback
+from ddp_course.launcher.settings import Settings
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the parent tells every rank when it starts."""
-
-    world_size: int
-    backend: str
-    init: bool  # open a process group before the first call
-    rendezvous: str
-    folder: str  # private to this set of ranks: outputs, stacks, the rendezvous file
-    timeout_s: float
-    threads: int
-    environ: dict[str, str]  # of the parent, now: a fork server's copy may be old
-
-
-def rank_main(rank: int, settings: Settings, pipes: list[Connection]) -> None:
-    """The whole life of one rank, as `torch.multiprocessing.spawn` starts it."""
-    pipe = _keep_own_pipe(rank, pipes)
-    _take_own_session()
-    _keep_things_together(settings.folder)
-    _write_to_own_files(rank, settings.folder)
-    _set_environment(rank, settings)
-    _Rank(rank, settings, pipe).live()
-
-
-def _keep_own_pipe(rank: int, pipes: list[Connection]) -> Connection:
-    """Close the other ranks' ends: a pipe breaks only when nobody else holds it."""
-    for other, pipe in enumerate(pipes):
-        if other != rank:
-            pipe.close()
-    return pipes[rank]
-
-
-def _take_own_session() -> None:
-    """Be the head of a process group, so that the parent can end this rank with all its children.
-
-    Ctrl-C then reaches the parent alone, which ends the ranks in order.
-    """
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # torch's spawn sends it when the parent's thread ends
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _keep_things_together(folder: str) -> None:
-    """Have multiprocessing put sockets in our folder, and give semaphores its name: a DataLoader's workers make some.
-
-    A rank that is killed cannot remove them; whoever removes the folder does.
-    """
-    config = multiprocessing.current_process()._config
-    config["tempdir"], config["semprefix"] = folder, f"/{os.path.basename(folder)}"
-    # A rank inherits how it was started itself; a DataLoader's workers are to start as they do under torchrun.
-    multiprocessing.set_start_method(None, force=True)
-
-
-def _write_to_own_files(rank: int, folder: str) -> None:
-    """Send stdout and stderr, compiled code's too, to a file that survives this process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    out = os.open(f"{folder}/rank{rank}.out", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(out)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    stacks = open(f"{folder}/rank{rank}.stack", "w")  # noqa: SIM115  (lives as long as the rank)
-    faulthandler.enable(stacks)  # on a crash in compiled code
-    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-
-
-def _set_environment(rank: int, settings: Settings) -> None:
-    for name in os.environ.keys() - settings.environ.keys():
-        del os.environ[name]  # of the time when the fork server started
-    os.environ.update(settings.environ)
-    for name, value in {"RANK": rank, "LOCAL_RANK": rank}.items():
-        os.environ[name] = str(value)
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ[name] = str(settings.world_size)
-    torch.set_num_threads(settings.threads)
-    pin_loopback()
+def rank_main(rank: int, settings: Settings, folder: str, environ: dict[str, str], pipes: list[Connection]) -> None:
+    """The whole life of one rank, as `torch.multiprocessing` starts it."""
+    pipe = rank_setup.keep_own_pipe(rank, pipes)
+    rank_setup.prepare(rank, settings, folder, environ)
     recorder()  # switches it on
+    _Rank(rank, settings, folder, pipe).live()
 
 
 class _Rank:
-    def __init__(self, rank: int, settings: Settings, pipe: Connection):
-        self.rank, self.settings, self.pipe = rank, settings, pipe
+    def __init__(self, rank: int, settings: Settings, folder: str, pipe: Connection):
+        self.rank, self.settings, self.folder, self.pipe = rank, settings, folder, pipe
         self.calls: queue.SimpleQueue[tuple[int, bytes, dict] | None] = queue.SimpleQueue()
         self.sending = threading.Lock()
         self.main_thread = threading.get_ident()
@@ -133,7 +56,7 @@ class _Rank:
         threading.Thread(target=self.watch, name="ddp_course watcher", daemon=True).start()
         try:
             self.join()
-            self.send(0, "ready", (cloudpickle.dumps(None), recorder().whereabouts(self.rank)))
+            self.send(0, "ready", (packing.dumps(None), recorder().whereabouts(self.rank)))
         except BaseException as error:  # whatever it is, the parent must hear of it
             self.send(0, "raised", describe(error, self.rank, during="start"))
         while call := self.next_call():
@@ -155,9 +78,9 @@ class _Rank:
     def join(self) -> None:
         if self.settings.init:
             place = groups.read_place(backend=self.settings.backend)
-            address = f"{self.settings.folder}/rendezvous" if self.settings.rendezvous == "file" else None
+            address = f"{self.folder}/rendezvous" if self.settings.rendezvous == "file" else None
             groups.join_group(place, self.settings.rendezvous, address, self.settings.timeout_s)
-            recorder().shared = SharedCalls(f"{self.settings.folder}/calls", self.rank, self.settings.world_size)
+            recorder().shared = SharedCalls(f"{self.folder}/calls", self.rank, self.settings.world_size)
 
     def answer(self, payload: bytes, sources: dict[str, list[str]]) -> tuple[str, Any]:
         """Run one call of the learner's and return what to tell the parent."""
@@ -176,7 +99,7 @@ class _Rank:
 
     def packed(self, fn: Callable, result: Any) -> tuple[str, Any]:
         try:
-            return "returned", (checks.dumps(result), recorder().whereabouts(self.rank))
+            return "returned", (packing.dumps(result), recorder().whereabouts(self.rank))
         except Exception as error:
             name = getattr(fn, "__name__", "the function")
             sentence = (

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from ddp_course.diagnose.training_checks import look
-from ddp_course.diagnose.training_facts import Load, NotedMean, RankFacts, Reference, Write, listed_ranks
+from ddp_course.diagnose.training_facts import Load, NotedMean, RankFacts, Reference, Write
 
 
 def ranks(world_size, **same):
@@ -242,7 +242,3 @@ def test_running_statistics_that_differ_are_batchnorms_and_other_values_are_not(
     everyone[1].parameters = {"w": "same"}
     everyone[2].buffers["scale"] = torch.zeros(1)
     assert (only(everyone).fault, only(everyone).rank) == ("replicas-differ", 2)
-
-
-def test_ranks_are_listed_as_a_person_would():
-    assert [listed_ranks(some) for some in ([3], [2, 0], [2, 1, 0])] == ["rank 3", "ranks 0 and 2", "ranks 0, 1 and 2"]

@@ -60,7 +60,7 @@ def test_long_values_are_indented(ranks):
 
 def test_push_and_pull(shell, ranks):
     shell.user_ns["rate"] = 0.5
-    ranks("2 --push rate --pull mine,rank", "mine = rate * rank")
+    ranks("2 --push rate --pull 'mine, rank'", "mine = rate * rank")
     assert (shell.user_ns["mine"], shell.user_ns["rank"]) == ([0.0, 0.5], [0, 1])
     with pytest.raises(UsageError, match="no variable nowhere"):
         ranks("--push nowhere", "1")
@@ -97,6 +97,12 @@ def test_another_number_starts_other_ranks(ranks):
 def test_a_wrong_line_is_one_sentence(ranks, line, says):
     with pytest.raises(UsageError, match=says):
         ranks(line, "1")
+
+
+def test_its_options_are_told(shell):
+    told = shell.find_line_magic("ranks").__doc__
+    for option in ("--backend", "--timeout", "--push NAMES", "--pull NAMES"):
+        assert option in told
 
 
 def test_line_magic_tells_and_stops(shell, ranks, capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_course.launcher import hung, report
-from ddp_course.launcher.calls import Collective, Whereabouts
+from ddp_course.launcher.calls import Collective, Whereabouts, listed_ranks
 from ddp_course.launcher.lines import Line, own_line, shown_name
 from ddp_course.launcher.relay import MOST_BYTES, Relay
 from ddp_course.launcher.waiting import find_uneven
@@ -87,7 +87,7 @@ def test_messages_are_matched_by_peer_and_tag():
 def test_a_key_that_nobody_sets_is_named():
     error = hung.explain(3, [rank(number, key="go") for number in (0, 1)])
     assert error.rank is None
-    assert "rank 0, rank 1 waited 3 s at the store for a key that no rank has set: go" in str(error)
+    assert "ranks 0 and 1 waited 3 s at the store for a key that no rank has set: go" in str(error)
     error = hung.explain(3, [rank(0, waits(1)), rank(1, key="go"), rank(2, waits(1))])
     assert error.rank == 1 and "rank 1 waits at the store for the key 'go', was at the cell" in str(error)
 
@@ -181,6 +181,10 @@ def test_bytes_are_counted_from_shape_and_dtype():
     assert call(1, sizes=((10, 3), (5,)), dtype="float64").n_bytes == 35 * 8
     assert str(call(1, sizes=((1000, 1000),))) == "all_reduce #1 (float32 [1000, 1000], 4.0 MB)"
     assert str(call(2, "barrier", (), "")) == "barrier #2"
+
+
+def test_ranks_are_listed_as_a_person_would():
+    assert [listed_ranks(some) for some in ([3], [2, 0], [2, 1, 0])] == ["rank 3", "ranks 0 and 2", "ranks 0, 1 and 2"]
 
 
 def test_the_learners_line_wins_over_torch_and_the_course():

@@ -17,12 +17,14 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import RankError, launch
-from ddp_course.launcher import bulletin, watchdog
+from ddp_course.launcher import bulletin
 from ddp_course.launcher.bulletin import Address, Note, birth
 from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure
+from ddp_course.launcher.joint_report import explain, seen_from_outside
 from ddp_course.launcher.lines import Line
-from ddp_course.launcher.watchdog import HUNG_STATUS, Watchdog, explain
+from ddp_course.launcher.recorder import Waits
+from ddp_course.launcher.watchdog import HUNG_STATUS, Watchdog
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,7 +36,7 @@ PROGRAM = """
 import os, re, sys, threading, time
 import torch, torch.distributed as dist
 from ddp_course.groups import process_group
-from ddp_course.launcher import watchdog
+from ddp_course.launcher import joint_report, watchdog
 
 def note(text):
     os.write(1, f"{text}\\n".encode())  # at once: torchrun's ranks share one pipe, and `print` writes in pieces
@@ -43,7 +45,7 @@ def say_when(text):
     note(f"told {fault} {time.time()}")
     say(text)
 
-say, watchdog._say = watchdog._say, say_when
+say, joint_report.say = joint_report.say, say_when
 fault = sys.argv[2:][int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
 gradient = torch.ones(1000)
 watch = watchdog.Watchdog(float(sys.argv[1]))
@@ -292,17 +294,16 @@ def test_a_neighbour_that_has_ended_is_not_called_silent():
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     known = Address(ended.pid, birth(ended.pid), 0)
     ended.wait()
-    assert watchdog._seen_from_outside(1, known).status == "died"
+    assert seen_from_outside(1, known).status == "died"
     me = Address(os.getpid(), birth(os.getpid()), 99999)
-    assert watchdog._seen_from_outside(1, me).status == "silent"
+    assert seen_from_outside(1, me).status == "silent"
     assert not replace(me, birth="another").alive
 
 
-def test_a_clock_that_is_set_raises_no_alarm(monkeypatch):
+def test_a_clock_that_is_set_raises_no_alarm():
     long_ago = replace(CALL, entered_ns=time.time_ns() - 10**12)
     fake = SimpleNamespace(total=7, recorded=lambda since: [long_ago])
-    monkeypatch.setattr(watchdog, "recorder", lambda: fake)
-    waits = watchdog._Waits(look_s=0.1)
+    waits = Waits(fake, look_s=0.1)
     assert waits.longer_than(1) is None and waits.longer_than(1) is None and waits.longer_than(1) is None
 
 

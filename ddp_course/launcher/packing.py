@@ -1,81 +1,27 @@
-"""What is wrong with the arguments, said before any process starts.
+"""How does a call travel to the ranks, and how does what it returns come back?
 
-Read next: `pool.py`, which calls these first.
+As bytes, by cloudpickle, so that functions and classes from a notebook's cells travel too. What cannot leave this
+process is named before any rank starts.
+
+Read next: `pool.py`, which sends the call; `worker.py`, which sends the result.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import io
-import os
 import pickle
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import torch
 
-
-class _OneSentence(Exception):
-    """IPython shows the sentence alone: the mistake is in the call, not in the frames below it."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__bases__[1].__name__}: {self}"]
-
-
-class WrongValue(_OneSentence, ValueError):
-    """An argument has a value that cannot be."""
-
-
-class WrongType(_OneSentence, TypeError):
-    """An argument is of a kind that cannot be."""
-
-
-RANK_BYTES = 100_000_000  # a rank that has imported torch, without what it shares with the others
-
-
-def check_settings(
-    world_size: int, start_method: str, rendezvous: str, timeout_s: float, limit_s: float | None = None
-) -> None:
-    """Raise ValueError or TypeError for a setting that no set of ranks can have."""
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise WrongType(f"world_size must be a whole number of ranks, not {world_size!r}")
-    if world_size < 1:
-        raise WrongValue(f"world_size={world_size}: a job has at least one rank")
-    if world_size > (most := _most_ranks()):
-        raise WrongValue(
-            f"world_size={world_size}: a rank is a process of about {RANK_BYTES / 1e6:.0f} MB, so this machine holds "
-            f"{most} at most; for more ranks, use more machines and torchrun"
-        )
-    if start_method not in ("spawn", "forkserver"):
-        raise WrongValue(
-            f"start_method={start_method!r}: use 'spawn' or 'forkserver'; CUDA and threads do not survive a fork"
-        )
-    if rendezvous not in ("file", "env"):
-        raise WrongValue(
-            f"rendezvous={rendezvous!r}: use 'file' or 'env'; for 'tcp' call groups.join_group with init=False"
-        )
-    check_seconds("timeout_s", timeout_s, "the time that a rank may wait in a collective")
-    check_limit(limit_s)
-
-
-def check_limit(limit_s: float | None) -> None:
-    """Raise TypeError or ValueError for a limit that no call can have."""
-    if limit_s is not None:
-        check_seconds("limit_s", limit_s, "the time that a call may take, or None")
-
-
-def check_seconds(name: str, value: float, what: str) -> None:
-    """Raise TypeError or ValueError unless `value` is a positive number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WrongType(f"{name} must be a number of seconds, not {value!r}: {what}")
-    if not value > 0:
-        raise WrongValue(f"{name}={value}: {what} must be more than 0 s")
-
-
-def _most_ranks() -> int:
-    return max(64, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // RANK_BYTES)
+from ddp_course.launcher.settings import WrongType
 
 
 def pack(fn: Callable, world_size: int, args: tuple) -> bytes:
@@ -152,3 +98,23 @@ def _culprit(fn: Callable, args: tuple) -> str:
         except Exception:  # anything that cannot be pickled, for whatever reason
             return f" (in {name})"
     return ""
+
+
+def unpack(packed: bytes, deadline: float) -> Any:
+    """Rebuild a value from its bytes, which runs the value's own code: it may raise anything, or take its time.
+
+    Raises:
+        TimeoutError: the deadline, on the clock of `time.monotonic`, came first; the thread at work is left behind.
+    """
+    if deadline == float("inf"):
+        return cloudpickle.loads(packed)
+    done: concurrent.futures.Future = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            done.set_result(cloudpickle.loads(packed))
+        except BaseException as error:  # passed on to whoever waits
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return done.result(max(0.0, deadline - time.monotonic()))

@@ -4,7 +4,7 @@ An exercise has named checks, each worth points. Judging an answer gives, for ea
 `Fault`: what was expected, what was found, on which rank, and the likely cause. Plain data in, text out.
 
 Left out on purpose: running the answer, which is `isolated.py`'s part.
-Read next: `lessons/process_groups/`, the exercises of lesson 03.
+Read next: `judges/process_groups/`, the exercises of lesson 03.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddp_course.grading.isolated import Answer
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,8 @@ class Check:
     points: int
 
 
-# A judge yields (key of a check, fault or None) in the order of the checks.
-Judge = Callable[["Answer", Random], Iterator[tuple[str, Fault | None]]]
+# A judge is given an `isolated.Answer`; it yields (key of a check, fault or None) in the order of the checks.
+Judge = Callable[[Any, Random], Iterator[tuple[str, Fault | None]]]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ sees it there. A `Call` means the same whichever of torch's overloads it was: th
 that this rank gives. A `Log` also has the forward and backward passes and the updates, all in one row of letters.
 
 Source: torch/utils/_python_dispatch.py.
-Read next: `expect.py`, which judges by these notes.
+Read next: `judges/process_groups/`, which judges by these notes.
 """
 
 from __future__ import annotations

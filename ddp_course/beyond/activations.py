@@ -14,13 +14,17 @@ dropout and 2-byte numbers; the terms below are its terms without the masks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["Unit", "checkpointed", "counted", "shape_of", "transformer"]
+
+REST = "rest"  # the unit of what stands in no other
 
 
 @dataclass(frozen=True)
@@ -74,15 +78,34 @@ def transformer(
         flash: attention does not keep its matrix of sequence x sequence (scaled_dot_product_attention).
     """
     tokens = sequence * rows
-    plain, h, e = tokens * hidden * element, hidden, element
-    between = tokens * hidden * (stream or element)
-    matrix = 0 if flash else 2 * (heads or max(1, h // 128)) * sequence * tokens * e  # scores' softmax and its copy
-    embedding = Unit("embedding", (vocabulary * h, sequence * h), 8.0 * tokens, 0, 0, between)
+    sizes = _Sizes(tokens, hidden, vocabulary, element, tokens * hidden * (stream or element))
+    embedding = Unit("embedding", (vocabulary * hidden, sequence * hidden), 8.0 * tokens, 0, 0, sizes.between)
+    block = _block(sizes, heads or max(1, hidden // 128), 0 if flash else sequence)
+    return (embedding, *(replace(block, name=f"block {i}") for i in range(layers)), _head(sizes))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    tokens: int
+    hidden: int
+    vocabulary: int
+    element: int  # bytes of one activation
+    between: int  # bytes of what one block hands to the next
+
+    @property
+    def plain(self) -> int:
+        """Bytes of `hidden` activations for each token."""
+        return self.tokens * self.hidden * self.element
+
+
+def _block(sizes: _Sizes, heads: int, matrix_width: int) -> Unit:
+    h, tokens, plain, between = sizes.hidden, sizes.tokens, sizes.plain, sizes.between
+    matrix = 2 * heads * matrix_width * tokens * sizes.element  # the scores' softmax, and its copy
+    norms = 16.0 * tokens  # mean and deviation of each token in float32, for two norms
+    logsumexp = 0.0 if matrix_width else 4.0 * tokens * heads  # what flash attention keeps in place of the matrix
     # Kept whole: the inputs of both norms, and of the two layers that follow them. Divided: queries, keys, values and
     # the attention's result (4), and twice 4 h around the activation function.
-    norms = 16.0 * tokens  # mean and deviation of each token in float32, for two norms
-    logsumexp = 4.0 * tokens * (heads or max(1, h // 128)) if flash else 0.0
-    block = Unit(
+    return Unit(
         "block",
         (3 * h * h, 3 * h, h * h, h, 4 * h * h, 4 * h, 4 * h * h, h, h, h, h, h),
         kept=2 * between + 2 * plain + norms,
@@ -91,20 +114,22 @@ def transformer(
         output=between,
         reduced=2 * plain,
     )
-    scores = tokens * vocabulary
+
+
+def _head(sizes: _Sizes) -> Unit:
+    scores = sizes.tokens * sizes.vocabulary
     # The loss is computed in float32: the log-softmax is saved, and backward makes a gradient of the same size, which
     # goes back in the compute type. The weights are the embedding's: they are not counted twice.
-    head = Unit(
+    return Unit(
         "head",
-        (h, h),
-        kept=between + plain + 8.0 * tokens,
+        (sizes.hidden, sizes.hidden),
+        kept=sizes.between + sizes.plain + 8.0 * sizes.tokens,
         split=4.0 * scores,
-        working=(4.0 + (e if e < 4 else 0)) * scores,
+        working=(4.0 + (sizes.element if sizes.element < 4 else 0)) * scores,
         output=0,
         scratch=4.0 * scores,
-        shared=vocabulary * h,
+        shared=sizes.vocabulary * sizes.hidden,
     )
-    return (embedding, *(replace(block, name=f"block {i}") for i in range(layers)), head)
 
 
 def shape_of(parameters: float, vocabulary: int = 50257) -> tuple[int, int]:
@@ -142,42 +167,49 @@ def counted(
         inputs: one rank's rows.
         loss_of: loss from the model's output.
     """
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    seen: dict[int, torch.UntypedStorage] = {}  # held, so that no other tensor takes the same place
-    saved: dict[str, list[int]] = {name: [] for name, _ in parts} | {"rest": []}
-    outputs: dict[str, int] = {}
-    inside: list[str] = ["rest"]
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters and storage.data_ptr() not in seen:
-            seen[storage.data_ptr()] = storage
-            saved[inside[-1]].append(storage.nbytes())
-        return tensor
-
-    def leave(name: str) -> Callable:
-        def after(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-            inside.pop()
-            outputs[name] = output.nbytes
-
-        return after
-
-    hooks = []
-    for name, module in parts:
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)))
-        hooks.append(module.register_forward_hook(leave(name)))
+    saved = _Saved({p.untyped_storage().data_ptr() for p in model.parameters()})
+    hooks = [hook for name, module in parts for hook in saved.watch(name, module)]
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             loss_of(model(inputs))
     finally:
         for hook in hooks:
             hook.remove()
     taken: set[int] = set()
     units = []
-    for name, module in [*parts, ("rest", model)]:
+    for name, module in [*parts, (REST, model)]:
         own = [p for p in module.parameters() if id(p) not in taken]
         taken |= {id(p) for p in own}
-        largest = max([*saved[name], outputs.get(name, 0)], default=0)
-        sizes = tuple(p.numel() for p in own)
-        units.append(Unit(name, sizes, sum(saved[name]), 0, 2 * largest, outputs.get(name, 0)))
+        bytes_saved, output = saved.by_unit[name], saved.outputs.get(name, 0)
+        largest = max([*bytes_saved, output])
+        units.append(Unit(name, tuple(p.numel() for p in own), sum(bytes_saved), 0, 2 * largest, output))
     return tuple(unit for unit in units if unit.tensors or unit.kept)
+
+
+class _Saved:
+    """What autograd saves while forward runs, by the unit in which it is saved."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        self.parameters = parameters  # the places of their storages
+        self.seen: dict[int, torch.UntypedStorage] = {}  # held, so that no other tensor takes the same place
+        self.by_unit: dict[str, list[int]] = defaultdict(list)  # bytes
+        self.outputs: dict[str, int] = {}  # bytes
+        self.inside = [REST]
+
+    def watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        """Note when forward is inside `module`, and what it returns."""
+
+        def leave(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+            self.inside.pop()
+            self.outputs[name] = output.nbytes
+
+        enter = module.register_forward_pre_hook(lambda *_: self.inside.append(name))
+        return [enter, module.register_forward_hook(leave)]
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place not in self.parameters and place not in self.seen:
+            self.seen[place] = storage
+            self.by_unit[self.inside[-1]].append(storage.nbytes())
+        return tensor

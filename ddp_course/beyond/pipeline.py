@@ -186,11 +186,16 @@ def train_steps(
         losses[step] = run()
         optimizer.step()
     held = bytes_held(parts[rank].parameters(), optimizer)
-    dist.broadcast(losses, src=world_size - 1)
+    _tell_all(parts, losses)
+    return Trained(tuple(losses.tolist()), whole_parameters(model), held)
+
+
+def _tell_all(parts: list[nn.Sequential], losses: torch.Tensor) -> None:
+    """Give every rank the losses, which the last one has, and the parameters of each stage."""
+    dist.broadcast(losses, src=len(parts) - 1)
     for stage, part in enumerate(parts):
         for param in part.parameters():
             dist.broadcast(param.detach(), src=stage)
-    return Trained(tuple(losses.tolist()), whole_parameters(model), held)
 
 
 def _our_step(parts: list[nn.Sequential], x_NF: torch.Tensor, y_N: torch.Tensor, micro_batches: int, schedule: str):

@@ -55,22 +55,18 @@ def capture_state(
         own: what each rank has of its own; found again under "own", a list by rank.
     Collective: one gather_object of the random states and `own` to rank 0, every rank of `group`.
     """
-    rank, world_size = place_in(group)
-    mine = (rng_state(), own)
-    by_rank = [mine] if world_size == 1 else [None] * world_size if rank == 0 else None
-    if world_size > 1:
-        dist.gather_object(mine, by_rank, group=group, group_dst=0)
-    if rank != 0:
+    by_rank = _gathered((rng_state(), own), group)
+    if by_rank is None:
         return None
-    given = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "sampler": sampler}
+    given = _given(optimizer, scheduler, scaler, sampler)
     return {
         "model": bare(model).state_dict(),
-        **{name: _state_of(part) for name, part in given.items() if part is not None},
+        **{name: _state_of(part) for name, part in given.items()},
         "generators": [generators for generators, _ in by_rank],
         "own": [own for _, own in by_rank],
         "step": step,
         "epoch": epoch,
-        "world_size": world_size,
+        "world_size": len(by_rank),
         "torch": torch.__version__.split("+")[0],
         "extra": extra or {},
     }
@@ -97,18 +93,50 @@ def restore_state(
             another one.
     Collective: none; each rank restores its own. DDP need not be told: the ranks read the same values.
     """
-    given = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "sampler": sampler}
+    given = _given(optimizer, scheduler, scaler, sampler)
+    _refuse_other_parts(given, state)
+    load_model(model, state["model"])
     for name, part in given.items():
-        if (name in state) != (part is not None):
+        _restore_part(part, state[name])
+    return _restore_generators(state, *place_in(group))
+
+
+def _gathered(mine: Any, group: dist.ProcessGroup | None) -> list | None:
+    """Return what each rank gave, on rank 0; None on the other ranks."""
+    rank, world_size = place_in(group)
+    if world_size == 1:
+        return [mine]
+    by_rank = [None] * world_size if rank == 0 else None
+    dist.gather_object(mine, by_rank, group=group, group_dst=0)
+    return by_rank
+
+
+def _given(*parts: Any) -> dict[str, Any]:
+    return {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
+
+
+def _state_of(part: Any) -> dict[str, Any]:
+    return part.state_dict() if hasattr(part, "state_dict") else {"epoch": part.epoch}
+
+
+def _refuse_other_parts(given: dict[str, Any], state: dict[str, Any]) -> None:
+    for name in PARTS:
+        if (name in state) != (name in given):
             holds, given_here = ("one", "none") if name in state else ("none", "one")
             raise CheckpointError(
                 f"{name}: the checkpoint holds {holds}, and {given_here} was given; pass the parts that were captured"
             )
-    load_model(model, state["model"])
-    for name, part in given.items():
-        if part is not None:
-            _restore_part(part, state[name])
-    rank, world_size = place_in(group)
+
+
+def _restore_part(part: Any, state: dict[str, Any]) -> None:
+    if hasattr(part, "load_state_dict"):
+        part.load_state_dict(state)
+    else:
+        part.set_epoch(state["epoch"])
+
+
+def _restore_generators(state: dict[str, Any], rank: int, world_size: int) -> list[str]:
+    """Put this rank's generators back; return what could not be carried over."""
     if state["world_size"] != world_size:
         return [
             f"saved by {state['world_size']} ranks, resumed by {world_size}: the random generators belong to the old "
@@ -119,17 +147,6 @@ def restore_state(
     if ("cuda" in mine) != _uses_a_gpu():
         return [f"rank {rank}: a GPU's generator cannot go on from a CPU's, nor a CPU's from a GPU's; left as seeded"]
     return []
-
-
-def _state_of(part: Any) -> dict[str, Any]:
-    return part.state_dict() if hasattr(part, "state_dict") else {"epoch": part.epoch}
-
-
-def _restore_part(part: Any, state: dict[str, Any]) -> None:
-    if hasattr(part, "load_state_dict"):
-        part.load_state_dict(state)
-    else:
-        part.set_epoch(state["epoch"])
 
 
 # --- The model, bare or wrapped --------------------------------------------------------------------

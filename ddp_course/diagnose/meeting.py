@@ -61,41 +61,57 @@ def run(world_size: int, rendezvous: str, limit_s: float, megabytes: float, as_j
     Should anything get stuck in compiled code for longer than the limit allows, the process says so and ends.
     """
     report, clock = Report(world_size, rendezvous), Clock(limit_s)
-    phase = ["finding the meeting"]
-    told = threading.Lock()
-
-    def tell() -> int:
-        print(as_text(report, clock.passed()) if not as_json else json.dumps(as_data(report), indent=2), flush=True)
-        return exit_status(report.verdicts)
-
-    def give_up() -> None:
-        with told:
-            cure = "run it again; if it stays, look at the other machines' output, and give --timeout more"
-            report.say("time limit", f"{limit_s:g} s were over while {phase[0]}", "problem", cure)
-            tell()
-            os._exit(1)
-
-    guard = threading.Timer(limit_s + GUARD_S, give_up)
-    guard.daemon = True
-    guard.start()
-    stuck = False
-    with quiet_stderr():
-        try:
-            meet(report, clock, int(megabytes * 1e6), lambda now: phase.__setitem__(0, now))
-        except (Problem, dist.DistError) as error:
-            if not isinstance(error, Problem):
-                lost = f"the connection to rank 0, which opened the meeting, broke: {str(error).splitlines()[0]}"
-                error = Problem("meeting", lost, "read what rank 0 printed, and run all again")
-            report.verdicts.append(error.verdict)
-            stuck = True
-    with told:
-        guard.cancel()
-        status = tell()
-    if stuck:
+    with time_limit(report, clock, as_json) as now, quiet_stderr():
+        ended = try_to_meet(report, clock, int(megabytes * 1e6), now)
+    status = exit_status(report.verdicts)
+    if not ended:
         # A store or a group that lost its peers can hang or abort while Python takes it down.
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+@contextlib.contextmanager
+def time_limit(report: Report, clock: Clock, as_json: bool) -> Iterator[Callable[[str], None]]:
+    """Tell the report when the block ends; past the limit, tell it all the same, and end the process.
+
+    Yields:
+        What is to be called with the name of each phase.
+    """
+    phase = ["finding the meeting"]
+    telling = threading.Lock()
+
+    def give_up() -> None:
+        with telling:
+            cure = "run it again; if it stays, look at the other machines' output, and give --timeout more"
+            report.say("time limit", f"{clock.limit_s:g} s were over while {phase[0]}", "problem", cure)
+            tell(report, clock, as_json)
+            os._exit(1)
+
+    guard = threading.Timer(clock.limit_s + GUARD_S, give_up)
+    guard.daemon = True
+    guard.start()
+    yield lambda now: phase.__setitem__(0, now)
+    with telling:
+        guard.cancel()
+        tell(report, clock, as_json)
+
+
+def try_to_meet(report: Report, clock: Clock, largest_bytes: int, now: Callable[[str], None]) -> bool:
+    """Hold the meeting; return False, with the reason in the report, if a problem ended it."""
+    try:
+        meet(report, clock, largest_bytes, now)
+    except (Problem, dist.DistError) as error:
+        if not isinstance(error, Problem):
+            lost = f"the connection to rank 0, which opened the meeting, broke: {str(error).splitlines()[0]}"
+            error = Problem("meeting", lost, "read what rank 0 printed, and run all again")
+        report.verdicts.append(error.verdict)
+        return False
+    return True
+
+
+def tell(report: Report, clock: Clock, as_json: bool) -> None:
+    print(json.dumps(as_data(report), indent=2) if as_json else as_text(report, clock.passed()), flush=True)
 
 
 def as_text(report: Report, seconds: float) -> str:

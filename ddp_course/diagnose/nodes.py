@@ -1,9 +1,9 @@
 """How are several machines tried out on one, and how does one of them die?
 
 A `Node` stands for one machine of a job: a torchrun agent with its ranks. The agents meet at a store (torch's c10d
-rendezvous), agree on who takes part, and start their ranks; when a rank or a machine is gone, they meet again and
-start anew, and the ranks go on from the last checkpoint. Two nodes on 127.0.0.1 behave like two machines, except that
-they share a network and a disk; with a `prefix` such as `ip netns exec host1` each has a network of its own.
+rendezvous), agree on who takes part, and start their ranks; when a rank or a machine is gone, they do so again, and
+the ranks continue from the last checkpoint. Two nodes on 127.0.0.1 behave like two machines, except that they share a
+network and a disk; with a `prefix` such as `ip netns exec host1` each has a network of its own.
 
 torchrun gives each rank a session of its own, so a killed agent leaves its ranks behind. Whatever a node started
 carries the node's mark in its environment, and is found by it in /proc: by `kill`, at the end of the `with` block, and
@@ -24,7 +24,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -35,7 +37,7 @@ POLL_S = 0.05
 TOLD = 60  # lines of a node's last words in an error
 # What a launcher tells its ranks. A node that is started by a rank does not inherit it: it is a job of its own.
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "GLOO_", "NCCL_SOCKET")
-# Seconds. torch's own are 600, 30, 30, 60, 5 and 5: made for large jobs, where a second attempt is dear.
+# Seconds. torch's own are 600, 30, 30, 60, 5 and 5: made for large jobs, where a second attempt is expensive.
 PATIENCE = {
     "join_timeout": 60,  # for the others to come
     "last_call_timeout": 3,  # for more nodes, once there are enough
@@ -46,6 +48,51 @@ PATIENCE = {
 }
 
 
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node is told. All nodes of one job have the same `job`, `nnodes` and meeting point."""
+
+    nproc: int = 2  # ranks on this node
+    nnodes: str = "1"  # nodes in the job, as "2", or "1:2" for a job that continues with fewer
+    # "HOST:PORT" of the store at which the nodes meet. With port 0 this process opens one on a free port of the
+    # loopback interface; `Node.endpoint` then says where. It outlives every node's death, as long as its `Node` lives.
+    endpoint: str = f"{LOOPBACK}:0"
+    address: str = LOOPBACK  # of this node, under which the others reach its ranks
+    # Whether this node's agent opens the store, as in a real job, where it dies with that node. It then listens on
+    # every interface: torch offers no choice.
+    hosts_store: bool = False
+    job: str = "course"
+    max_restarts: int = 0  # how often the ranks may be started again after a failure; a node that joins is none
+    patience: Mapping[str, int] = field(default_factory=dict)  # changes to `PATIENCE`, in seconds
+    prefix: Sequence[str] = ()  # a command that runs the agent elsewhere, such as ["ip", "netns", "exec", "host1"]
+    environ: Mapping[str, str] = field(default_factory=dict)  # more variables for the agent and its ranks
+
+    def command(self, program: Sequence[str], endpoint: str, folder: Path) -> list[str]:
+        """Return the agent's command line."""
+        conf = {"is_host": int(self.hosts_store), **PATIENCE, **self.patience}
+        return [
+            *self.prefix, sys.executable, "-m", "torch.distributed.run",
+            f"--nproc-per-node={self.nproc}", f"--nnodes={self.nnodes}",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.job}",
+            "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
+            f"--local-addr={self.address}", f"--max-restarts={self.max_restarts}", "--monitor-interval=0.1",
+            f"--log-dir={folder}", *program,
+        ]  # fmt: skip
+
+    def variables(self, mark: str) -> dict[str, str]:
+        """Return the environment of the agent and its ranks."""
+        name, _, value = mark.partition("=")
+        ours = {
+            name: value,
+            "PYTHONUNBUFFERED": "1",  # the last words of a rank that is killed are there to be read
+            # Rank 0 opens the ranks' store again in each round, on its own address only. Shared with the agents', it
+            # would be of the first round, also after its host is gone.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(PLACE)}
+        return {"OMP_NUM_THREADS": "1", **inherited, **ours, **self.environ}
+
+
 class Node:
     """One torchrun agent with its ranks. It starts at once, and everything of it is gone when the `with` block ends.
 
@@ -54,81 +101,42 @@ class Node:
         first.wait(60), second.wait(60)           # (0, 0): two machines with two ranks each
     """
 
-    def __init__(
-        self,
-        program: Sequence[str],
-        nproc: int = 2,
-        nnodes: str = "1",
-        endpoint: str = f"{LOOPBACK}:0",
-        *,
-        address: str = LOOPBACK,
-        hosts_store: bool = False,
-        job: str = "course",
-        max_restarts: int = 0,
-        patience: Mapping[str, int] | None = None,
-        prefix: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, program: Sequence[str], **settings: Any) -> None:
         """Start the agent; it waits for the other nodes, then starts its ranks.
 
         Args:
-            program: what torchrun shall run: a script or "-m" and a module, then its arguments.
-            nproc: ranks on this node.
-            nnodes: nodes in the job, as "2", or "1:2" for a job that goes on with fewer.
-            endpoint: "HOST:PORT" of the store at which the nodes meet. With port 0 this process opens one on a free
-                port of the loopback interface; `self.endpoint` then says where. It outlives every node's death, as
-                long as this object lives.
-            address: of this node, under which the others reach its ranks.
-            hosts_store: whether this node's agent opens the store, as in a real job, where it dies with that node.
-                It then listens on every interface: torch offers no choice.
-            job: the same for all nodes of one job.
-            max_restarts: how often the agent may start its ranks anew after a failure. A node that joins is no failure.
-            patience: changes to `PATIENCE`, in seconds.
-            prefix: a command that runs the agent somewhere else, such as ["ip", "netns", "exec", "host1"].
-            environ: more environment variables for the agent and its ranks.
+            program: what torchrun is to run: a script or "-m" and a module, then its arguments.
+            settings: those of `NodeSettings`.
         Raises:
             RuntimeError: there is no /proc here.
         """
         if not Path("/proc/self/environ").exists():
             raise RuntimeError("Node finds its ranks in /proc, which only Linux has; use torchrun itself")
-        self.store, self.endpoint = None, endpoint
-        if endpoint == f"{LOOPBACK}:0":
+        told = NodeSettings(**settings)
+        self.store, self.endpoint = None, told.endpoint
+        if told.endpoint == f"{LOOPBACK}:0":
             self.store, self.endpoint = open_meeting_point()
         self._mark = f"DDP_COURSE_NODE={secrets.token_hex(8)}"
         self._folder = Path(tempfile.mkdtemp(prefix="ddp-course-node-"))
+        self._texts: dict[str, str] = {}
         self._janitor = janitor.start(str(self._folder), self._mark)
-        conf = {"is_host": int(hosts_store)} | PATIENCE | dict(patience or {})
-        command = [*prefix, sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}"]
-        command += [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={job}"]
-        command += ["--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items())]
-        command += [f"--local-addr={address}", f"--max-restarts={max_restarts}", "--monitor-interval=0.1"]
-        command += [f"--log-dir={self._folder}", *program]
         try:
-            with open(self._folder / "stdout", "wb") as out, open(self._folder / "stderr", "wb") as err:
-                self._agent = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=self._variables(environ or {}),
-                    start_new_session=True,  # Ctrl-C, and a kernel's signals to its group, are not for the agent
-                )
+            command = told.command(program, self.endpoint, self._folder)
+            self._agent = self._started(command, told.variables(self._mark))
         except BaseException:
             self._janitor.communicate()
             raise
-        self._texts: dict[str, str] = {}
 
-    def _variables(self, more: Mapping[str, str]) -> dict[str, str]:
-        name, _, value = self._mark.partition("=")
-        ours = {
-            name: value,
-            "PYTHONUNBUFFERED": "1",  # the last words of a rank that is killed are there to be read
-            # Rank 0 opens the ranks' store anew in each round, on its own address only. Shared with the agents', it
-            # would be of the first round, also after its host is gone.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        }
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(PLACE)}
-        return {"OMP_NUM_THREADS": "1"} | inherited | ours | dict(more)
+    def _started(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen:
+        with open(self._folder / "stdout", "wb") as out, open(self._folder / "stderr", "wb") as err:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=variables,
+                start_new_session=True,  # Ctrl-C, and a kernel's signals to its group, are not for the agent
+            )
 
     # --- Looking -----------------------------------------------------------------------------------
 

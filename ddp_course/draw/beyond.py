@@ -39,6 +39,7 @@ from ddp_course.draw.style import (
 PARTS = dict(
     zip(("parameters", "gradients", "state", "activations", "buckets", "temporary"), RANK_COLOURS, strict=False)
 )
+SIZES = {"GB": 1e9, "MB": 1e6}
 PHASES = {"": "zero_grad", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
@@ -90,30 +91,21 @@ def memory_bars(
         measured: measured bytes for each row; drawn as a mark.
         unit: "GB" or "MB", powers of ten.
     """
-    size = {"GB": 1e9, "MB": 1e6}[unit]
+    size = SIZES[unit]
     figure, ax = chart(1.15 + 0.36 * len(rows))
-    for line, (_, parts) in enumerate(rows):
-        left = 0.0
-        for name, colour in PARTS.items():
-            ax.barh(line, parts[name] / size, left=left, height=0.62, color=tint(colour, 0.8), edgecolor=PAPER, lw=0.6)
-            left += parts[name] / size
-    longest = max(sum(parts.values()) for _, parts in rows) / size
+    _stack(ax, [parts for _, parts in rows], size)
+    totals = [sum(parts.values()) / size for _, parts in rows]
+    longest = max(totals)
     handles = [Patch(color=tint(colour, 0.8), label=name) for name, colour in PARTS.items()]
     if limit is not None:
         handles.append(ax.axvline(limit / size, color=ALARM, lw=1.6, ls="--", label="may be filled"))
         # One strategy that needs twenty times the memory would squeeze all others to nothing.
         longest = min(longest, 3 * limit / size)
-        for line, (_, parts) in enumerate(rows):
-            total = sum(parts.values()) / size
-            if total > longest * 1.02:
-                ax.text(
-                    longest * 0.99, line, f"{total:.0f} {unit} →", ha="right", va="center", fontsize=SMALL, color=INK
-                )
+        _name_cut_bars(ax, totals, longest, unit)
     if measured is not None:
-        marks = ax.plot([each / size for each in measured], range(len(rows)), "|", ms=17, mew=2.4, color=INK)
-        marks[0].set_label("measured peak")
-        handles += marks
-        longest = max(longest, *(each / size for each in measured))
+        peaks = [each / size for each in measured]
+        handles += ax.plot(peaks, range(len(rows)), "|", ms=17, mew=2.4, color=INK, label="measured peak")
+        longest = max(longest, *peaks)
     ax.set(xlim=(0, longest * 1.04), yticks=range(len(rows)), yticklabels=[name for name, _ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
@@ -122,13 +114,29 @@ def memory_bars(
     return figure
 
 
+def _stack(ax: Axes, bars: Sequence[Mapping[str, float]], size: float) -> None:
+    for line, parts in enumerate(bars):
+        left = 0.0
+        for name, colour in PARTS.items():
+            ax.barh(line, parts[name] / size, left=left, height=0.62, color=tint(colour, 0.8), edgecolor=PAPER, lw=0.6)
+            left += parts[name] / size
+
+
+def _name_cut_bars(ax: Axes, totals: Sequence[float], longest: float, unit: str) -> None:
+    """Write the length of each bar that ends beyond the picture."""
+    for line, total in enumerate(totals):
+        if total > longest * 1.02:
+            words = f"{total:.0f} {unit} →"
+            ax.text(longest * 0.99, line, words, ha="right", va="center", fontsize=SMALL, color=INK)
+
+
 def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]], *, unit: str = "MB") -> Figure:
     """The bytes alive after each operation of one step, one panel for each strategy, with the phases named.
 
     Args:
         histories: for each name, phase and bytes after each operation, as `measured_peak` returns them.
     """
-    size = {"GB": 1e9, "MB": 1e6}[unit]
+    size = SIZES[unit]
     figure, first = chart(2.6)
     first.remove()
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]

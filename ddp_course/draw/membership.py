@@ -8,9 +8,10 @@ Read next: `training.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import cos, pi, sin
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -77,41 +78,38 @@ def rendezvous(world_size: int, store: str, keys: Sequence[str] = ()) -> Figure:
         keys: entries found in the store, shown under the first panel.
     """
     figure, ax = canvas(3.6)
-    thirds = (WIDTH * 0.18, WIDTH * 0.5, WIDTH * 0.82)
-    titles = (
-        "1. each rank writes its\naddress, reads the others'",
-        "2. ranks connect directly,\npair by pair",
-        "3. collectives flow\nfrom rank to rank",
-    )
-    for x, title in zip(thirds, titles, strict=True):
-        label(ax, x, 3.2, title, size=LABEL)
-    spots = [_around(thirds[0], 1.62, 0.98, rank, world_size) for rank in range(world_size)]
-    for rank, spot in enumerate(spots):
-        arrow(
-            ax,
-            _towards(spot, (thirds[0], 1.62), 0.24),
-            _towards((thirds[0], 1.62), spot, 0.42),
-            colour=rank_colour(rank),
-            both_ways=True,
-        )
-    box(ax, thirds[0] - 0.42, 1.62 - 0.2, 0.84, 0.4, store, size=SMALL)
-    _rank_dots(ax, spots)
-    for panel, (x, colour) in enumerate(zip(thirds[1:], (LINE, SHARED), strict=True)):
-        spots = [_around(x, 1.62, 0.98, rank, world_size) for rank in range(world_size)]
-        pairs = combinations(range(world_size), 2) if panel == 0 else _ring(world_size)
-        for one, two in pairs:
-            arrow(
-                ax,
-                _towards(spots[one], spots[two], 0.24),
-                _towards(spots[two], spots[one], 0.24),
-                colour=colour,
-                both_ways=panel == 0,
-                dashed=panel == 0,
-            )
-        _rank_dots(ax, spots)
+    first, second, third = WIDTH * 0.18, WIDTH * 0.5, WIDTH * 0.82
+    label(ax, first, 3.2, "1. each rank writes its\naddress, reads the others'")
+    _around_a_store(ax, (first, 1.62), world_size, store)
+    label(ax, second, 3.2, "2. ranks connect directly,\npair by pair")
+    pairs = combinations(range(world_size), 2)
+    _connected(ax, (second, 1.62), world_size, pairs, colour=LINE, both_ways=True, dashed=True)
+    label(ax, third, 3.2, "3. collectives flow\nfrom rank to rank")
+    ring = [(rank, (rank + 1) % world_size) for rank in range(world_size)]
+    _connected(ax, (third, 1.62), world_size, ring, colour=SHARED)
     if keys:
         label(ax, 0.15, 0.2, "in the store: " + ", ".join(keys), size=SMALL, ink=MUTED, align="left")
     return figure
+
+
+def _around_a_store(ax: Axes, middle: tuple[float, float], world_size: int, store: str) -> None:
+    """The ranks in a circle, each with an arrow to and from the store in the middle."""
+    spots = _circle(middle, world_size)
+    for rank, spot in enumerate(spots):
+        ends = _towards(spot, middle, 0.24), _towards(middle, spot, 0.42)
+        arrow(ax, *ends, colour=rank_colour(rank), both_ways=True)
+    box(ax, middle[0] - 0.42, middle[1] - 0.2, 0.84, 0.4, store, size=SMALL)
+    _rank_dots(ax, spots)
+
+
+def _connected(
+    ax: Axes, middle: tuple[float, float], world_size: int, pairs: Iterable[tuple[int, int]], **style: Any
+) -> None:
+    """The ranks in a circle, with an arrow for each pair."""
+    spots = _circle(middle, world_size)
+    for one, two in pairs:
+        arrow(ax, _towards(spots[one], spots[two], 0.24), _towards(spots[two], spots[one], 0.24), **style)
+    _rank_dots(ax, spots)
 
 
 def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
@@ -145,19 +143,15 @@ def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
     return figure
 
 
-def _around(x: float, y: float, radius: float, rank: int, world_size: int) -> tuple[float, float]:
+def _circle(middle: tuple[float, float], world_size: int, radius: float = 0.98) -> list[tuple[float, float]]:
     start = {2: pi, 4: 0.75 * pi}.get(world_size, pi / 2)  # two ranks lie side by side, four in a square
-    angle = start - 2 * pi * rank / world_size
-    return x + radius * cos(angle), y + radius * sin(angle)
+    angles = [start - 2 * pi * rank / world_size for rank in range(world_size)]
+    return [(middle[0] + radius * cos(angle), middle[1] + radius * sin(angle)) for angle in angles]
 
 
 def _towards(start: tuple[float, float], end: tuple[float, float], gap: float) -> tuple[float, float]:
     length = ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5
     return start[0] + (end[0] - start[0]) * gap / length, start[1] + (end[1] - start[1]) * gap / length
-
-
-def _ring(world_size: int) -> list[tuple[int, int]]:
-    return [(rank, (rank + 1) % world_size) for rank in range(world_size)]
 
 
 def _rank_dots(ax: Axes, spots: Sequence[tuple[float, float]]) -> None:

@@ -47,31 +47,32 @@ def data_parallel_step(
         after: the weight of each rank after the step.
     """
     figure, ax = canvas(4.3)
-    rows = (
-        ("weight", before, True),
-        ("its shard", shards, False),
-        ("its own gradient", gradients, False),
-        ("gradient, averaged", averaged, True),
-        ("weight, updated", after, True),
-    )
-    heights = (3.5, 2.75, 2.0, 0.85, 0.1)
     left, world_size = 2.1, len(before)
     column = (WIDTH - left + 0.1) / world_size
-    for (name, values, shared), y in zip(rows, heights, strict=True):
-        equal = "the same on all ranks" if len(set(values)) == 1 else "not the same on all ranks"
-        label(ax, 0.12, y + 0.33, name, align="left", bold=True)
-        note = equal if shared else "each rank has its own"
-        label(ax, 0.12, y + 0.1, note, align="left", size=SMALL, ink=MUTED)
-        for rank, value in enumerate(values):
-            box(ax, left + column * rank, y, column - 0.2, 0.44, number(value), colour=rank_colour(rank))
-    between = "all_reduce, then divide by the number of ranks"
-    box(ax, left, 1.5, column * world_size - 0.2, 0.28, between, size=SMALL)
-    for rank in range(world_size):
-        x, colour = left + column * rank + (column - 0.2) / 2, rank_colour(rank)
-        label(ax, x, 4.12, f"rank {rank}", bold=True)
+    columns = [(left + column * rank, column - 0.2) for rank in range(world_size)]
+    _one_a_rank(ax, 3.5, "weight", before, columns, shared=True)
+    _one_a_rank(ax, 2.75, "its shard", shards, columns)
+    _one_a_rank(ax, 2.0, "its own gradient", gradients, columns)
+    box(ax, left, 1.5, column * world_size - 0.2, 0.28, "all_reduce, then divide by the number of ranks", size=SMALL)
+    _one_a_rank(ax, 0.85, "gradient, averaged", averaged, columns, shared=True)
+    _one_a_rank(ax, 0.1, "weight, updated", after, columns, shared=True)
+    for rank, (x, width) in enumerate(columns):
+        middle = x + width / 2
+        label(ax, middle, 4.12, f"rank {rank}", bold=True)
         for start, end in ((3.48, 3.21), (2.73, 2.46), (1.98, 1.8), (1.48, 1.31), (0.83, 0.56)):
-            arrow(ax, (x, start), (x, end), colour=colour)
+            arrow(ax, (middle, start), (middle, end), colour=rank_colour(rank))
     return figure
+
+
+def _one_a_rank(
+    ax: Axes, y: float, name: str, values: Sequence, columns: Sequence[tuple[float, float]], shared: bool = False
+) -> None:
+    """A row with a value for each rank; `shared` if the ranks are to have the same."""
+    note = "the same on all ranks" if len(set(values)) == 1 else "not the same on all ranks"
+    label(ax, 0.12, y + 0.33, name, align="left", bold=True)
+    label(ax, 0.12, y + 0.1, note if shared else "each rank has its own", align="left", size=SMALL, ink=MUTED)
+    for rank, (value, (x, width)) in enumerate(zip(values, columns, strict=True)):
+        box(ax, x, y, width, 0.44, number(value), colour=rank_colour(rank))
 
 
 def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indices: Sequence[Sequence[int]]) -> Figure:

@@ -12,8 +12,9 @@ Read next: `published.py`, predictions beside published measurements; `measure.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ __all__ = [
     "sweep_buckets",
     "sweep_ranks",
 ]
-
 
 HIDDEN_SHARE = 0.02  # of a step: less of it exposed is none
 
@@ -81,36 +81,23 @@ def predict(
     if world_size < 1 or accumulation < 1:
         raise ValueError(f"expected at least 1 rank and 1 pass, found {world_size} and {accumulation}")
     plan = plan_of(profile, buckets, first_cap_bytes)
-    sizes = [sum(gradient.nbytes for gradient in bucket) for bucket in plan]
-    on_link = [link.all_reduce_seconds(nbytes, world_size, algorithm) for nbytes in sizes]
-    by_itself = [profile.own_seconds(nbytes) if world_size > 1 else 0.0 for nbytes in sizes]
-    costs = list(map(max, on_link, by_itself))
     start_s = accumulation * profile.forward_s + (accumulation - 1) * profile.backward_s  # of the last backward
-    launches, backward_end_s = _launches(profile, plan, sizes, world_size)
-    own = tuple(own_s > link_s for own_s, link_s in zip(by_itself, on_link, strict=True))
-    talk, free_s = [], 0.0
-    for nbytes, cost_s, launched_s, is_own in zip(sizes, costs, launches, own, strict=True):
-        begin_s = max(launched_s, free_s)
-        free_s = begin_s + cost_s
-        if world_size > 1:
-            name = "all_reduce, this machine's own" if is_own else f"all_reduce, simulated {link.name}"
-            talk.append(Span(name, start_s + begin_s, start_s + free_s, "all-reduce", nbytes))
-    exposed_s = max(0.0, free_s - backward_end_s) if world_size > 1 else 0.0
-    waits_s = exposed_s + profile.finish_s if world_size > 1 else 0.0
-    step_s = start_s + backward_end_s + waits_s + profile.optimizer_s
-    spans = _computing(profile, accumulation, start_s, backward_end_s, waits_s)
-    last_queued = len(talk) > 1 and talk[-1].start_s > start_s + launches[-1]
-    latency_s = sum(link.all_reduce_seconds(0, world_size, algorithm) for _ in plan)
-    bound = _bound(len(plan), exposed_s, step_s, sum(costs), latency_s, profile.backward_s, last_queued)
-    if sum(own) > len(own) / 2 and exposed_s >= HIDDEN_SHARE * step_s:
-        bound = "This machine's own all_reduce bounds the step: it takes longer than the simulated link."
+    on_link = partial(link.all_reduce_seconds, world_size=world_size, algorithm=algorithm)
+    messages, backward_s, exposed_s, waits_s = [], profile.backward_s, 0.0, 0.0
+    if world_size > 1:
+        messages, backward_s = _send(profile, plan, on_link)
+        exposed_s = max(0.0, messages[-1].end_s - backward_s)
+        waits_s = exposed_s + profile.finish_s
+    step_s = start_s + backward_s + waits_s + profile.optimizer_s
+    spans = _computing(profile, accumulation, start_s, backward_s, waits_s)
+    spans += [message.span(start_s, link) for message in messages]
     return Prediction(
         step_s,
         exposed_s,
-        sum(costs) - exposed_s if exposed_s < sum(costs) else 0.0,
-        tuple(sorted([*spans, *talk], key=lambda span: span.start_s)),
-        bound,
-        own,
+        max(0.0, sum(message.cost_s for message in messages) - exposed_s),
+        tuple(sorted(spans, key=lambda span: span.start_s)),
+        _bound(messages, exposed_s, step_s, len(plan) * on_link(0), profile.backward_s),
+        tuple(message.own for message in messages),
     )
 
 
@@ -131,33 +118,51 @@ def plan_of(
     return [[by_name[name] for name in bucket] for bucket in names]
 
 
-def _launches(
-    profile: Profile, plan: list[list[Gradient]], sizes: list[int], world_size: int
-) -> tuple[list[float], float]:
-    """When each bucket is launched and when backward ends, after its start.
+@dataclass(frozen=True)
+class _Message:
+    """One bucket's all_reduce; its moments count from the start of the last backward."""
+
+    nbytes: int
+    launched_s: float
+    begin_s: float  # later than it was launched if the link is busy
+    cost_s: float
+    own: bool  # whether the machine's own all_reduce outlasts the link
+
+    @property
+    def end_s(self) -> float:
+        return self.begin_s + self.cost_s
+
+    def span(self, start_s: float, link: Link) -> Span:
+        name = "all_reduce, this machine's own" if self.own else f"all_reduce, simulated {link.name}"
+        return Span(name, start_s + self.begin_s, start_s + self.end_s, "all-reduce", self.nbytes)
+
+
+def _send(
+    profile: Profile, plan: list[list[Gradient]], on_link: Callable[[int], float]
+) -> tuple[list[_Message], float]:
+    """Each bucket's message, and when backward ends, after its start.
 
     Buckets are launched in the order of the plan, so a full one may have to wait for the one before. What a bucket
     takes from the processor, all that comes later in backward is late by; after the last one nothing comes.
     """
-    if world_size == 1:
-        return [max(g.ready_s for g in bucket) for bucket in plan], profile.backward_s
-    launches, ready_s, late_s = [], 0.0, 0.0
-    for bucket, nbytes in zip(plan, sizes, strict=True):
+    messages, ready_s, late_s, free_s = [], 0.0, 0.0, 0.0
+    for bucket in plan:
+        nbytes = sum(gradient.nbytes for gradient in bucket)
         ready_s = max(ready_s, max(gradient.ready_s for gradient in bucket))
-        launches.append(ready_s + late_s)
-        taken_s = profile.launch_s + nbytes * profile.busy_s_per_byte
-        late_s += min(taken_s, profile.backward_s - ready_s)
-    return launches, profile.backward_s + late_s
+        launched_s = ready_s + late_s
+        link_s, own_s = on_link(nbytes), profile.own_seconds(nbytes)
+        messages.append(_Message(nbytes, launched_s, max(launched_s, free_s), max(link_s, own_s), own_s > link_s))
+        free_s = messages[-1].end_s
+        late_s += min(profile.launch_s + nbytes * profile.busy_s_per_byte, profile.backward_s - ready_s)
+    return messages, profile.backward_s + late_s
 
 
-def _computing(
-    profile: Profile, accumulation: int, start_s: float, backward_end_s: float, waits_s: float
-) -> list[Span]:
+def _computing(profile: Profile, accumulation: int, start_s: float, backward_s: float, waits_s: float) -> list[Span]:
     spans, at_s = [], 0.0
     for number in range(accumulation):
         last = number == accumulation - 1
         forward_end_s = start_s if last else at_s + profile.forward_s
-        end_s = start_s + backward_end_s if last else forward_end_s + profile.backward_s
+        end_s = start_s + backward_s if last else forward_end_s + profile.backward_s
         spans += [
             Span("forward", at_s, forward_end_s, "forward"),
             Span("backward", forward_end_s, end_s, "backward"),
@@ -168,24 +173,19 @@ def _computing(
     return [*spans, Span("optimizer", at_s + waits_s, at_s + waits_s + profile.optimizer_s, "optimizer")]
 
 
-def _bound(
-    buckets: int,
-    exposed_s: float,
-    step_s: float,
-    talking_s: float,
-    latency_s: float,
-    backward_s: float,
-    last_queued: bool,
-) -> str:
+def _bound(messages: list[_Message], exposed_s: float, step_s: float, latency_s: float, backward_s: float) -> str:
+    buckets, talking_s = len(messages), sum(message.cost_s for message in messages)
     if not talking_s:
         return "Computing bounds the step: one rank has nobody to talk to."
     if exposed_s < HIDDEN_SHARE * step_s:
         return f"Computing bounds the step: {1 - exposed_s / talking_s:.0%} of the communication is hidden behind it."
+    if sum(message.own for message in messages) > buckets / 2:
+        return "This machine's own all_reduce bounds the step: it takes longer than the simulated link."
     if latency_s > talking_s / 2:
         if buckets == 1:
             return "Latency bounds the step, though one bucket pays it only once: send it in fewer rounds."
         return f"Latency bounds the step: {buckets} buckets pay it one by one; larger buckets pay it less often."
-    if last_queued:
+    if buckets > 1 and messages[-1].begin_s > messages[-1].launched_s:
         return "The link's bandwidth bounds the step: buckets queue for it, and no bucket size sends fewer bytes."
     if buckets == 1 and talking_s > backward_s:
         return "The link's bandwidth bounds the step: it takes longer than backward, which could hide only a part."

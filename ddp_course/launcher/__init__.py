@@ -2,8 +2,8 @@
 
 Read it in this order: `spawn.py` (one call), `pool.py` (ranks that stay), `settings.py` (what can be set), `call.py` (a
 call under way), `processes.py` and `worker.py` (both ends of a rank), `interception.py` and `recorder.py` (what a rank
-was asked to send), `waiting.py` (who keeps whom waiting), `hung.py` and `report.py` (what a failure says), `watchdog.py`
-(the same under torchrun), `magic.py` (whole cells).
+was asked to send), `waiting.py` (who keeps whom waiting), `hung.py` and `report.py` (what a failure says),
+`watchdog.py` (the same under torchrun), `magic.py` (whole cells).
 """
 
 from ddp_course.launcher.pool import RankPool

@@ -14,10 +14,10 @@ from importlib import import_module
 
 # Word, and file of `commands/` -> what it is for.
 COMMANDS = {
-    "doctor": "Say what is missing or wrong on this machine, and how to mend it.",
+    "doctor": "Say what is missing or wrong on this machine, and how to fix it.",
     "lab": "Open JupyterLab on the first lesson.",
     "train": "Train a network on several ranks.",
-    "faults": "Provoke a failure of distributed training on purpose, and see it diagnosed and mended.",
+    "faults": "Provoke a failure of distributed training on purpose, and see it diagnosed and fixed.",
     "scale": "Measure what more ranks bring on this machine, and where the rest of the time goes.",
     "plan": "Say which strategy fits a model into the memory of your GPUs, and why.",
     "submit": "Write the job file for a cluster: SLURM or Kubernetes.",

@@ -13,11 +13,11 @@ from ddp_course.grading.places import course_root
 from ddp_course.grading.terminal import check_notebook, chosen_exercises, notebook_of
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Check the saved answers; return 0 for full marks, 1 for less, 2 when there is nothing to check."""
     parser = argparse.ArgumentParser(prog="ddp-course check", description="Check the saved answers of a lesson.")
     parser.add_argument("exercise", help="a lesson, such as 03, or one exercise, such as 03.2")
-    parser.add_argument("--notebook", type=Path, default=None, help="another notebook than the one in exercises/")
+    parser.add_argument("--notebook", type=Path, help="another notebook than the one in exercises/")
     parser.add_argument("--seed", type=int, default=0, help="check with other values (default: %(default)s)")
     args = parser.parse_args(argv)
     try:

@@ -17,18 +17,16 @@ import types
 from dataclasses import asdict
 from pathlib import Path
 
-if not __package__:  # run by its path: the packages' own __init__ import torch, so empty ones stand in for them
-    COURSE = Path(__file__).resolve().parents[1]
-    for name, folder in (("ddp_course", COURSE), ("ddp_course.diagnose", COURSE / "diagnose")):
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = [str(folder)]
+if not __package__:  # run by its path: the package's own __init__ imports torch, so an empty package stands in for it
+    sys.modules["ddp_course"] = types.ModuleType("ddp_course")
+    sys.modules["ddp_course"].__path__ = [str(Path(__file__).resolve().parents[1])]
 
 from ddp_course.diagnose.doctor import diagnose
 from ddp_course.diagnose.facts import gather_facts
 from ddp_course.diagnose.verdict import exit_status, table
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Print the verdicts; return 1 if there is a problem, else 0."""
     options = read_options(argv)
     if options.rendezvous:
@@ -43,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     return exit_status(verdicts)
 
 
-def read_options(argv: list[str] | None) -> argparse.Namespace:
+def read_options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ddp-course doctor",
         description="Say what is missing or wrong on this machine, or between several machines.",
@@ -69,4 +67,4 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="ddp-course faults", description="List the faults of distributed training, or provoke some."

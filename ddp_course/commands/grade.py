@@ -17,11 +17,11 @@ from ddp_course.grading.registry import exercises_of
 LINUX = sys.platform == "linux"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Grade a class; return 0 when every submission was looked at, 2 when there is nothing to grade."""
     parser = argparse.ArgumentParser(prog="ddp-course grade", description="Grade the submissions of a class.")
     parser.add_argument("submissions", type=Path, help="a folder with <student>/<lesson>/<lesson>.ipynb")
-    parser.add_argument("--into", type=Path, default=None, help="where gradebook.db, autograded/ and feedback/ go "
+    parser.add_argument("--into", type=Path, help="where gradebook.db, autograded/ and feedback/ go "
                         "(default: the course's folder, where formgrader looks for them)")  # fmt: skip
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)) if LINUX else os.cpu_count(),
                         help="submissions at a time (default: one for each core, %(default)s)")  # fmt: skip

@@ -12,7 +12,7 @@ COURSE = Path(__file__).resolve().parents[2]
 FIRST_LESSON = Path("notebooks", "00_start_here.ipynb")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Become JupyterLab. It prints its address with the token, and Ctrl-C reaches it directly."""
     parser = argparse.ArgumentParser(prog="ddp-course lab", description="Open JupyterLab on the first lesson.")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

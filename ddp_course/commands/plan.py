@@ -18,7 +18,7 @@ from ddp_course.beyond.memory import LOOPS, OPTIMIZERS, PRECISIONS
 from ddp_course.beyond.plan import Plan, plan
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run `ddp-course plan`, and return its exit status."""
     asked = vars(parser().parse_args(argv))
     wants_json = asked.pop("json")

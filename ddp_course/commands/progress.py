@@ -11,7 +11,7 @@ import sys
 from ddp_course.grading import progress
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Show how far the learner is; return 0, or 2 when no notes are kept."""
     parser = argparse.ArgumentParser(prog="ddp-course progress", description="Show each exercise, and your points.")
     parser.add_argument("--forget", action="store_true", help="delete the notes of all your checks")

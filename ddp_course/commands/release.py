@@ -16,15 +16,15 @@ from ddp_course.grading.places import course_root
 from ddp_course.grading.release import holds_answers, released
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Write exercises/, or with `--check` say which of its notebooks are stale; return the exit code."""
     parser = argparse.ArgumentParser(prog="ddp-course release", description="Generate exercises/ from solutions/.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when something is stale")
     parser.add_argument("--force", action="store_true", help="replace notebooks that hold answers, too")
-    parser.add_argument("--root", type=Path, default=None, help="the course's folder")
+    parser.add_argument("--root", type=Path, help="the course's folder")
     chosen = parser.parse_args(argv)
-    root = chosen.root or course_root()
     try:
+        root = chosen.root or course_root()
         texts = {source: released(source) for source in sorted(root.glob("solutions/*/*.ipynb"))}
     except RuntimeError as error:
         print(error, file=sys.stderr)

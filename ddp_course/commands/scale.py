@@ -30,7 +30,7 @@ QUICK_SIZES = SIZES[::2]
 WIDTH = 100  # of sentences; the table is wider
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     parser = build_parser()
     options = parser.parse_args(argv)
@@ -192,7 +192,3 @@ def said(text: str) -> None:
     """Show progress on one line of a terminal; a file or a pipe gets none."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

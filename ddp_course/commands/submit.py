@@ -37,13 +37,12 @@ TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d)(?::([0-5]\d))?")
 START_S = 300  # to start the ranks, and to get somewhere; SLURM may send its signal a minute early
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Write the filled-in form to the standard output or to a file.
 
     Returns:
         The exit status: 0; 1 if the file cannot be written. Wrong options exit with 2.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
     training = argv[argv.index("--") + 1 :] if "--" in argv else []
     parser = submit_parser()
     options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
@@ -238,7 +237,3 @@ def in_full(seconds: int) -> str:
     """Return a time as SLURM reads it in one way only."""
     minutes, hours = seconds // 60, seconds // 3600
     return f"{hours // 24}-{hours % 24:02}:{minutes % 60:02}:{seconds % 60:02}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

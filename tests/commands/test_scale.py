@@ -59,7 +59,7 @@ def test_a_failing_rank_is_status_1(capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path):
-    command = [sys.executable, "-m", "ddp_course.commands.scale", "--steps", "100000", "--hidden", "16", "--batch", "8"]
+    command = [sys.executable, "-m", "ddp_course.cli", "scale", "--steps", "100000", "--hidden", "16", "--batch", "8"]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     program = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

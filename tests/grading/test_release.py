@@ -7,6 +7,7 @@ import sys
 import nbformat
 import pytest
 
+from ddp_course.commands import release
 from ddp_course.commands.release import main
 from ddp_course.grading import places
 from ddp_course.grading.classroom import test_cell as name_of_test_cell
@@ -88,6 +89,15 @@ def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks(lesson
         assert "raise NotImplementedError()" in answer
     lesson_text = next(ROOT.glob(f"notebooks/{lesson}_*.ipynb")).read_text(encoding="utf-8")
     assert f"../exercises/{LESSONS[lesson]}/{LESSONS[lesson]}.ipynb" in lesson_text
+
+
+def test_outside_of_the_course_one_sentence_says_where_to_go(monkeypatch, capsys):
+    def nowhere():
+        raise RuntimeError("go to the course's folder")
+
+    monkeypatch.setattr(release, "course_root", nowhere)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "go to the course's folder\n"
 
 
 def test_without_nbgrader_one_sentence_says_how_to_get_it(monkeypatch, capsys):

@@ -122,6 +122,8 @@ class Call:
             return  # a late answer to a question of the call before
         books = {"imported": self.imported, "where": self.where, "raised": self.failures}
         books.get(word, self.answers)[rank.rank] = content
+        if word != "where" and self.where.pop(rank.rank, None):  # it has gone on since it said where it is
+            rank.tell(self.number, "where")
 
     def note_death(self, rank: RankProcess) -> None:
         rank.process.join(END_LIMIT_S)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
+from multiprocessing import Pipe
 
 import pytest
 
 from ddp_course import RankError, RankPool, launch
+from ddp_course.launcher.call import Call
+from ddp_course.launcher.calls import Whereabouts
+from ddp_course.launcher.processes import RankProcess
 from tests.launcher import on_ranks
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]
@@ -74,6 +78,16 @@ def test_the_rank_that_never_came_is_named_in_time(fn, says):
     assert "dist.all_reduce(x)" in error.report
     # The promise is part of the interface: timeout_s + 2 s, here with the start of four ranks.
     assert 2.0 < took_s < 2.0 + 2.0 + 2.0
+
+
+def test_a_rank_that_goes_on_after_it_said_where_it_is_is_asked_again():
+    ours, theirs = Pipe()
+    rank = RankProcess(0, process=None, pipe=ours, error_file="")
+    call = Call(1, [rank], relay=None)
+    for word, content in (("where", Whereabouts(0, "running")), ("raised", "a failure")):
+        theirs.send((1, word, content))
+        call.hear(rank)
+    assert (call.failures, call.where, theirs.recv()) == ({0: "a failure"}, {}, (1, "where", None))
 
 
 def test_a_rank_whose_interpreter_is_held_is_found_by_its_stack():

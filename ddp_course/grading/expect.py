@@ -18,9 +18,8 @@ the cases and ranks is told, so no judge loops over ranks. These make expectatio
     all_of   several, the first fault counts
     once     not on each rank; for files, and for what is told of all ranks together
 
-and any function of a `Seen` is one, too; in it, `cause_of` is a table where a chain of ifs would be. A slip is a
-mistake and the value that it leads to. Where the reference can run with one knob turned (`turned`), it does, so that
-the table of mistakes cannot drift from what is right:
+and any function of a `Seen` is one, too. A slip is a mistake and the value that it leads to. Where the reference can
+run with one knob turned (`turned`), it does, so that the table of mistakes cannot drift from what is right:
 
     weights = equals("the last weights", one_process, turned(one_process, {"divide by the ranks": {"times": 2}}), "...")
 
@@ -93,11 +92,6 @@ def first_fault(faults: Iterable[Fault | None]) -> Fault | None:
     return next(filter(None, faults), None)
 
 
-def cause_of(*pairs: tuple[Any, str], otherwise: str) -> str:
-    """Return the cause of the first pair whose condition holds."""
-    return next((cause for holds, cause in pairs if holds), otherwise)
-
-
 # --- Expectations ------------------------------------------------------------------------------------
 
 
@@ -159,11 +153,13 @@ def one_number(nan: str = "nan is no number: look for a division of 0 by 0") -> 
 
 
 def alike(cause: str, *, of: str = "value") -> Expect:
-    """Expect that every rank has what rank 0 has, bit for bit."""
+    """Expect that every rank has what rank 0 has, bit for bit, and that this is not None."""
 
     def expect(seen: Seen) -> Fault | None:
         found, first = seen[of], seen.of(0)[of]
-        return None if found == first else Fault(f"what rank 0 has, {short(first)}", short(found), seen.rank, cause)
+        if found == first and found is not None:
+            return None
+        return Fault(f"what rank 0 has, {short(first)}", short(found), seen.rank, cause)
 
     return expect
 

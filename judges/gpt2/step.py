@@ -35,7 +35,7 @@ class Case:
     seed: int
 
     def batches(self, rank: int, step: int) -> list[tasks.Batch]:
-        """Return one rank's micro-batches of one step; their gradients differ in length, so it matters where one clips."""
+        """Return one rank's micro-batches of one step; their gradients differ, so it matters where one clips."""
         x, y = tasks.batch(self.seed, rank, step, self.count * ROWS, WIDTHS[0])
         return [(x, y + number) for number, (x, y) in enumerate(zip(x.split(ROWS), y.split(ROWS), strict=True))]
 

@@ -22,7 +22,7 @@ import torch
 from ddp_course.grading import observe
 from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import cause_of, equals, exercise, once
+from ddp_course.grading.expect import equals, exercise, once
 from ddp_course.grading.play import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED
 
@@ -137,25 +137,21 @@ def lines(seen: Seen) -> Fault | None:
     steps = [line["step"] for line in found or []]
     if steps == due:
         return None
-    cause = cause_of(
-        (not text, "rank 0 writes the lines to `path`"),
-        (not found and "}{" in text, "a line ends with a newline, and json.dump writes none"),
-        (not found, 'each line is a JSON object of its own, such as {"step": 10, "loss": 0.25}; json.dumps makes it'),
-        (steps == due[-1:], 'mode "w" empties the file each time it is opened; open it once, or with "a"'),
-        (
-            len(steps) > len(due) and sorted(set(steps)) == due,
-            "lines are there more than once: every rank writes; let rank 0 write alone",
-        ),
-        (
-            steps in ([step - 1 for step in due], [step - step % due[0] for step in due]) or steps[:1] == [0],
-            "steps count from 1 here; the first line is due after step `every`",
-        ),
-        (
-            set(due) < set(steps),
-            f"only every {due[0]}th step has a line; the steps after the last one have none",
-        ),
-        otherwise=f"after the steps {due[0]}, {due[1]}, ... a line is due, and at no other",
-    )
+    if not text:
+        cause = "rank 0 writes the lines to `path`"
+    elif not found:
+        cause = 'each line is a JSON object of its own, such as {"step": 10, "loss": 0.25}; json.dumps makes it'
+        cause = "a line ends with a newline, and json.dump writes none" if "}{" in text else cause
+    elif steps == due[-1:]:
+        cause = 'mode "w" empties the file each time it is opened; open it once, or with "a"'
+    elif len(steps) > len(due) and sorted(set(steps)) == due:
+        cause = "lines are there more than once: every rank writes; let rank 0 write alone"
+    elif steps in ([step - 1 for step in due], [step - step % due[0] for step in due]) or steps[:1] == [0]:
+        cause = "steps count from 1 here; the first line is due after step `every`"
+    elif set(due) < set(steps):
+        cause = f"only every {due[0]}th step has a line; the steps after the last one have none"
+    else:
+        cause = f"after the steps {due[0]}, {due[1]}, ... a line is due, and at no other"
     first = text.splitlines()[0][:60] if text else "no file, or an empty one"
     return Fault(
         f"lines for the steps {due}", f"lines for the steps {short(steps, 8)}" if found else first, cause=cause

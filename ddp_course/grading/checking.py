@@ -30,8 +30,8 @@ def check(exercise_id: str, function: Callable, *, seed: int = VISIBLE_SEED, lim
         ValueError: there is no such exercise.
     """
     exercise = find_exercise(exercise_id)
+    print(f"{exercise.id} {exercise.title}", flush=True)  # before the ranks start, which may take seconds
     verdicts, printed = judged(exercise, function, seed, limit_s)
-    print(f"{exercise.id} {exercise.title}")
     for before, verdict in zip([None, *verdicts], verdicts, strict=False):
         print(shown(_without_repetition(verdict, before)))
     if printed:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from ddp_course.grading.exercise import Fault
+from ddp_course.grading.provenance import BASE, stakes
+from ddp_course.grading.provenance import counts as counts_of
 
-BASE, LARGE_BASE = 100, 10**9  # rank r brings d * base^r with d from 1 to 4: its share of a sum can be read off
+LARGE_BASE = 10**9
 NEVER_TALKED = "the ranks never talked; the numbers of the others must be received"
 
 Case = dict  # what each rank brings, and as which kind of tensor
@@ -21,8 +23,7 @@ Case = dict  # what each rank brings, and as which kind of tensor
 
 def make_case(world_size: int, n: int, rng: Random, base: int = BASE, **kind: Any) -> Case:
     """Choose what each rank brings; `kind` may name another dtype or shape, or ask for a transposed tensor."""
-    brought = [[rng.randint(1, 4) * base**rank for _ in range(n)] for rank in range(world_size)]
-    return {"brought": brought, "base": base, "dtype": "float32", "shape": (-1,), **kind}
+    return {"brought": stakes(rng, world_size, n, base), "base": base, "dtype": "float32", "shape": (-1,), **kind}
 
 
 def rounding_case(world_size: int, n: int, rng: Random) -> Case:
@@ -71,7 +72,7 @@ def _sum_cause(case: Case, rank: int, note: dict, totals: list, wrong: list[int]
         return "nothing was written into the tensor; work on views of it, or copy the sum back at the end"
     if all(abs(held[i] * world_size - totals[i]) < 1e-6 * totals[i] for i in wrong):
         return "this is the mean; the sum is asked for"
-    counts = {i: _counts([of_rank[i] for of_rank in brought], held[i], case["base"]) for i in wrong}
+    counts = {i: counts_of(held[i], [of_rank[i] for of_rank in brought], case["base"]) for i in wrong}
     if case["base"] == LARGE_BASE and held == _rounded(totals):
         return "these whole numbers were rounded on the way; keep the dtype of the tensor: torch.empty_like"
     if None in counts.values():
@@ -99,15 +100,3 @@ def _sum_cause(case: Case, rank: int, note: dict, totals: list, wrong: list[int]
 
 def _rounded(numbers: list[int]) -> list[float]:
     return torch.tensor(numbers, dtype=torch.float32).tolist()
-
-
-def _counts(brought: list[int], found: float, base: int) -> list[int] | None:
-    """Return how often each rank's number is in the sum; None when it is no such sum."""
-    counts, rest = [], found
-    for rank, value in enumerate(brought):
-        digits = rest % base ** (rank + 1)
-        if digits % value:
-            return None
-        counts.append(int(digits // value))
-        rest -= digits
-    return counts if rest == 0 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from random import Random
+from unittest import mock
 
 import torch
 
@@ -25,16 +26,17 @@ class ShardLost(Exception):
 
 def threads_driver(rank: int, world_size: int, function: Callable, values: list[int]) -> dict:
     """Call the function in several situations; note what came of each."""
-    threading.excepthook = lambda args: None  # the last words of a thread name our files; the check says it better
-    ready = [(torch.tensor(float(value)),) for value in values]
-    return {
-        "order": _outcome(function, [_slow(place, len(values)) for place in range(len(values))], ready),
-        "together": _outcome(function, [_meets(threading.Barrier(len(values)))] * len(values), ready),
-        "error": _failing(function, ready),
-        "gradients": _modes(function, ready),
-        "arguments": _outcome(function, [_adds] * 2, [(torch.tensor(1.0), torch.tensor(10.0)), (2, 20)]),
-        "left": [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon],
-    }
+    # The last words of a thread name our files; the check says it better.
+    with mock.patch.object(threading, "excepthook", lambda args: None):
+        ready = [(torch.tensor(float(value)),) for value in values]
+        return {
+            "order": _outcome(function, [_slow(place, len(values)) for place in range(len(values))], ready),
+            "together": _outcome(function, [_meets(threading.Barrier(len(values)))] * len(values), ready),
+            "error": _failing(function, ready),
+            "gradients": _modes(function, ready),
+            "arguments": _outcome(function, [_adds] * 2, [(torch.tensor(1.0), torch.tensor(10.0)), (2, 20)]),
+            "left": [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon],
+        }
 
 
 def _outcome(function: Callable, replicas: list, inputs: list) -> dict:

@@ -107,7 +107,7 @@ def resume_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | Non
     killed, plan = (rng.randrange(world_size), last + 1), (steps, every)
 
     def run(folder: Path, seed: int, killed: tuple[int, int] = (-1, -1)) -> list[Note]:
-        return answer.run(driver, world_size, seed, plan, str(folder), killed, init=True)
+        return answer.run(driver, world_size, seed, plan, str(folder), killed, init=True, fresh=True)
 
     with fresh_folder() as folder:
         straight = run(folder, seed)

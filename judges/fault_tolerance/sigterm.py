@@ -138,7 +138,7 @@ def sigterm_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | No
     """Train undisturbed; tell one rank in a step; tell one while they agree; tell all again while they save."""
     world_size, steps = rng.choice((3, 4)), rng.randint(9, 12)
     rank, at = rng.randrange(1, world_size), rng.randint(2, 4)
-    notes = answer.run(driver, world_size, steps, {}, -1, False, init=True)
+    notes = answer.run(driver, world_size, steps, {}, -1, False, init=True, fresh=True)
     yield "finish", _finish_fault(notes, steps)
     told, fault = _attempt(answer, world_size, steps, {rank: at}, -1, False)
     if fault and fault.expected.startswith("a handler"):
@@ -156,7 +156,7 @@ def sigterm_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | No
 def _attempt(answer: Answer, world_size: int, *args: Any) -> tuple[list[Note], Fault | None]:
     """Run the answer; a fault that the run itself named does not end the judging, any other failure does."""
     try:
-        return answer.run(driver, world_size, *args, init=True), None
+        return answer.run(driver, world_size, *args, init=True, fresh=True), None
     except AnswerFailed as failed:
         if failed.fault.report or not failed.fault.expected:
             raise

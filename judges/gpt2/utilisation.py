@@ -7,16 +7,17 @@ model has a tied matrix and learned positions. Read next: `judges/beyond_ddp/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from random import Random
 
-import torch
 from torch import nn
 
-from ddp_course.grading.compare import close, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
+from ddp_course.grading.compare import close
+from ddp_course.grading.expect import Expect, Slips, alike, equals, exercise
+from ddp_course.grading.play import Note, Round, Seen
 
 FEEDS = 6  # operations for each weight that is multiplied: 2 forward, 4 backward
+TOLERANCE = 1e-5
 
 
 class Small(nn.Module):
@@ -31,149 +32,146 @@ class Small(nn.Module):
         self.head.weight = self.token.weight  # tied: one parameter under two names
 
 
-def utilisation_driver(rank: int, world_size: int, function: Callable, cases: list[dict]) -> list:
-    """Call the function with each case's numbers of this rank."""
-    return [_asked(rank, function, **case) for case in cases]
+@dataclass(frozen=True)
+class Case:
+    """The shape of a model, and what each rank has measured."""
+
+    shape: tuple[int, int, int, int]  # layers, width, context, vocabulary
+    tokens: list[int]
+    seconds: list[float]
+    peaks: list[float]
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second: the step is over when the slowest rank is."""
+        return sum(self.tokens) / max(self.seconds)
+
+    def counted(self) -> tuple[int, int, int, int]:
+        """Return the weights of the tied matrix, of the positions, of the layers; and attention's own operations."""
+        layers, width, context, vocabulary = self.shape
+        rest = layers * (12 * width**2 + 12 * width)
+        return vocabulary * width, context * width, rest, 12 * layers * width * context
+
+    @property
+    def flops(self) -> int:
+        """Operations per token: weights that are multiplied, and attention's products."""
+        tied, _, rest, attention = self.counted()
+        return FEEDS * (tied + rest) + attention
 
 
-def _asked(rank: int, function: Callable, shape: tuple, tokens: list, seconds: list, peaks: list) -> object:
-    layers, width, context, vocabulary = shape
-    torch.manual_seed(0)
-    model = Small(layers, width, context, vocabulary)
-    found = function(model, layers, width, context, tokens[rank], seconds[rank], peaks[rank])
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Note the three numbers, if there are three."""
+    model = Small(*case.shape)
+    found = function(model, *case.shape[:3], case.tokens[rank], case.seconds[rank], case.peaks[rank])
     if not isinstance(found, tuple | list) or len(found) != 3:
-        return type(found).__name__
-    return [float(part) for part in found]
+        return Note()
+    numbers = [float(part) for part in found]
+    return Note(zip(("rate", "flops", "share"), numbers, strict=True), numbers=numbers)
 
 
-def numbers(shape: tuple, tokens: list, seconds: list, peaks: list) -> dict:
-    """Return the right numbers of a case, and those of the known mistakes."""
-    layers, width, context, vocabulary = shape
-    tied, positions, rest = vocabulary * width, context * width, layers * (12 * width**2 + 12 * width)
-    attention, slowest, ranks = 12 * layers * width * context, max(seconds), len(tokens)
-    flops, rate = FEEDS * (tied + rest) + attention, sum(tokens) / slowest
-    return {
-        "rate": rate,
-        "rates": {
-            "these are the tokens of one rank: add up those of all ranks": [own / slowest for own in tokens],
-            "these are one rank's tokens in its own time": [own / s for own, s in zip(tokens, seconds, strict=True)],
-            "each rank has its own clock: the step is over when the slowest rank is; take the largest time": [
-                sum(tokens) / s for s in seconds
-            ],
-            "the ranks' times are averaged: the step is over when the slowest rank is": [
-                sum(tokens) / (sum(seconds) / ranks)
-            ],
-            "the ranks' rates are added: the fast ranks wait for the slowest one": [
-                sum(own / s for own, s in zip(tokens, seconds, strict=True))
-            ],
-            "the tokens are averaged over the ranks: add them up": [rate / ranks],
-            "the times of the ranks are added: they run side by side; take the largest": [sum(tokens) / sum(seconds)],
-        },
-        "flops": flops,
-        "flops_wrong": {
-            "the tied matrix is counted twice: it is looked up once and multiplied once; model.parameters() has it "
-            "once": [flops + FEEDS * tied],
-            "the tied matrix is missing: as the output it is multiplied": [flops - FEEDS * tied],
-            "positions are only added: their parameters are not multiplied by anything": [flops + FEEDS * positions],
-            "positions are only added, and the tied matrix is multiplied once": [
-                flops + FEEDS * (tied + positions),
-                FEEDS * (rest + positions) + attention,
-            ],
-            "attention's own products are missing: 12 * layers * width * context": [flops - attention],
-            "this is forward only: backward takes twice as many again": [flops / 3, 2 * (tied + rest) + attention],
-            "attention counts 12 * layers * width * context for each token: forward 4, backward 8": [
-                flops - attention + attention // 3,
-                flops - attention + attention // 2,
-                flops - attention + attention // width,
-                flops - attention + attention * context,
-            ],
-        },
-        "share": flops * rate / sum(peaks),
-        "shares": {
-            "the peak is one rank's: all ranks together could do the sum of theirs": [
-                flops * rate / peak for peak in peaks
-            ],
-            "the peaks are averaged over the ranks; add them up": [flops * rate * ranks / sum(peaks)],
-            "it is a share, not a percentage": [100 * flops * rate / sum(peaks)],
-        },
-    }
-
-
-def utilisation_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Ranks that differ in all they measured, and a rank alone."""
+def rounds(rng: Random) -> list[Round]:
+    """Ranks that differ in all they measured."""
     world_size = rng.choice((2, 3, 4))
-    cases = [_case(rng, world_size) for _ in range(2)]
-    notes = answer.run(utilisation_driver, world_size, cases, init=True)
-    yield "rate", _first(cases, notes, 0, "rate", "rates", "tokens per second")
-    yield "flops", _first(cases, notes, 1, "flops", "flops_wrong", "operations per token")
-    yield "share", _first(cases, notes, 2, "share", "shares", "utilisation")
-    yield "alike", _alike_fault(notes)
+    cases = [
+        Case(
+            (rng.randint(2, 4), rng.choice((8, 12, 16)), rng.choice((10, 18, 26)), rng.choice((31, 47, 61))),
+            rng.sample(range(1000, 9000), world_size),
+            [round(rng.uniform(0.5, 4.0), 3) for _ in range(world_size)],
+            [rng.uniform(1e8, 9e8) for _ in range(world_size)],
+        )
+        for _ in range(2)
+    ]
+    return [Round(world_size, [("differ", case) for case in cases])]
 
 
-def _case(rng: Random, world_size: int) -> dict:
-    shape = (rng.randint(2, 4), rng.choice((8, 12, 16)), rng.choice((10, 18, 26)), rng.choice((31, 47, 61)))
-    tokens = rng.sample(range(1000, 9000), world_size)
-    seconds = [round(rng.uniform(0.5, 4.0), 3) for _ in range(world_size)]
-    peaks = [rng.uniform(1e8, 9e8) for _ in range(world_size)]
-    return {"shape": shape, "tokens": tokens, "seconds": seconds, "peaks": peaks}
+def rate_slips(seen: Seen) -> Iterator[tuple[str, float]]:
+    tokens, seconds, ranks = seen.case.tokens, seen.case.seconds, seen.world_size
+    for own, s in zip(tokens, seconds, strict=True):
+        yield "these are the tokens of one rank: add up those of all ranks", own / max(seconds)
+        yield "these are one rank's tokens in its own time", own / s
+        yield (
+            "each rank has its own clock: the step is over when the slowest rank is; take the largest time",
+            sum(tokens) / s,
+        )
+    averaged = sum(tokens) / (sum(seconds) / ranks)
+    yield "the ranks' times are averaged: the step is over when the slowest rank is", averaged
+    added = sum(own / s for own, s in zip(tokens, seconds, strict=True))
+    yield "the ranks' rates are added: the fast ranks wait for the slowest one", added
+    yield "the tokens are averaged over the ranks: add them up", seen.case.rate / ranks
+    yield "the times of the ranks are added: they run side by side; take the largest", sum(tokens) / sum(seconds)
 
 
-def _first(cases: list[dict], notes: list, part: int, name: str, wrong: str, says: str) -> Fault | None:
-    for number, case in enumerate(cases):
-        right = numbers(**case)
-        for rank, note in enumerate(notes):
-            found = note[number]
-            if isinstance(found, str):
-                cause = "return three numbers: tokens per second, operations per token, utilisation"
-                return Fault("a tuple of three numbers", f"a {found}", rank, cause)
-            if not close(found[part], right[name], 1e-5):
-                known = (why for why, values in right[wrong].items() if _among(found[part], values))
-                cause = next(known, _follows(found, part, right))
-                return Fault(f"{says}: {short(float(right[name]))}", short(found[part]), rank, cause)
-    return None
+def flops_slips(seen: Seen) -> Iterator[tuple[str, float]]:
+    (tied, positions, rest, own), (_, width, context, _) = seen.case.counted(), seen.case.shape
+    flops = seen.case.flops
+    yield (
+        "the tied matrix is counted twice: it is looked up once and multiplied once; model.parameters() has it once",
+        flops + FEEDS * tied,
+    )
+    yield "the tied matrix is missing: as the output it is multiplied", flops - FEEDS * tied
+    yield "positions are only added: their parameters are not multiplied by anything", flops + FEEDS * positions
+    for wrong in (flops + FEEDS * (tied + positions), FEEDS * (rest + positions) + own):
+        yield "positions are only added, and the tied matrix is multiplied once", wrong
+    yield "attention's own products are missing: 12 * layers * width * context", flops - own
+    for wrong in (flops / 3, 2 * (tied + rest) + own):
+        yield "this is forward only: backward takes twice as many again", wrong
+    for wrong in (own // 3, own // 2, own // width, own * context):
+        cause = "attention counts 12 * layers * width * context for each token: forward 4, backward 8"
+        yield cause, flops - own + wrong
 
 
-def _among(found: float, values: list) -> bool:
-    return any(close(found, value, 1e-5) for value in values)
+def share_slips(seen: Seen) -> Iterator[tuple[str, float]]:
+    done, peaks = seen.case.flops * seen.case.rate, seen.case.peaks
+    for peak in peaks:
+        yield "the peak is one rank's: all ranks together could do the sum of theirs", done / peak
+    yield "the peaks are averaged over the ranks; add them up", done * len(peaks) / sum(peaks)
+    yield "it is a share, not a percentage", 100 * done / sum(peaks)
 
 
-def _follows(found: list, part: int, right: dict) -> str:
-    if part == 2 and not (close(found[0], right["rate"], 1e-5) and close(found[1], right["flops"], 1e-5)):
-        return "it follows from the other two numbers, and one of them is not right yet"
-    return {
-        0: "the tokens of all ranks, over the time of the slowest rank",
-        1: "6 for each weight that is multiplied, and 12 * layers * width * context for attention",
-        2: "operations per token * tokens per second / the peak of all ranks together",
-    }[part]
+def share_otherwise(seen: Seen, found: float) -> str:
+    if all(close(seen[name], getattr(seen.case, name), TOLERANCE) for name in ("rate", "flops")):
+        return "operations per token * tokens per second / the peak of all ranks together"
+    return "it follows from the other two numbers, and one of them is not right yet"
 
 
-def _alike_fault(notes: list) -> Fault | None:
-    for rank, note in enumerate(notes):
-        if note != notes[0]:
-            cause = "every rank needs the totals: use all_reduce, not reduce to one rank"
-            return Fault(f"what rank 0 has, {short(notes[0][0])}", short(note[0]), rank, cause)
-        if any(isinstance(found, str) for found in note):
-            return Fault("a tuple of three numbers", f"a {note[0]}", rank, "return three numbers on every rank")
-    return None
+def number(name: str, says: str, right: Callable, slips: Slips, otherwise: str | Callable) -> Expect:
+    """Return what is expected of one of the three numbers."""
+    three = "return three numbers on every rank: tokens per second, operations per token, utilisation"
+    return equals(
+        f"{says}:", right, slips, otherwise, of=name, tolerance=TOLERANCE, form=lambda n: three if n is None else ""
+    )
 
 
-UTILISATION = Exercise(
+rate = number(
+    *("rate", "tokens per second", lambda seen: seen.case.rate, rate_slips),
+    "the tokens of all ranks, over the time of the slowest rank",
+)
+flops = number(
+    *("flops", "operations per token", lambda seen: float(seen.case.flops), flops_slips),
+    "6 for each weight that is multiplied, and 12 * layers * width * context for attention",
+)
+share = number(
+    *("share", "utilisation", lambda seen: seen.case.flops * seen.case.rate / sum(seen.case.peaks), share_slips),
+    share_otherwise,
+)
+same = alike("every rank needs the totals: use all_reduce, not reduce to one rank", of="numbers")
+
+UTILISATION = exercise(
     "16.3",
     "How busy is the machine? (stretch)",
     "utilisation",
     15,
-    (
-        Check("rate", "tokens per second, over all ranks", 2),
-        Check("flops", "operations per token", 2),
-        Check("share", "the utilisation, of all ranks' peaks", 1),
-        Check("alike", "every rank has the same numbers", 1),
-    ),
-    utilisation_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "rate": ("tokens per second, over all ranks", 2, rate, "differ"),
+        "flops": ("operations per token", 2, flops, "differ"),
+        "share": ("the utilisation, of all ranks' peaks", 1, share, "differ"),
+        "alike": ("every rank has the same numbers", 1, same, "differ"),
+    },
     refused=("ddp_course.gpt.flops_per_token", "ddp_course.metrics.each_rank", "ddp_course.metrics.mean_over_ranks"),
-    hints=(
-        (
-            r"(?s)disagree about|no result after.*waited in (all_reduce|barrier|broadcast|reduce|all_gather)",
-            "some ranks wait in a collective that another one skips; look for a branch on the rank",
-        ),
-    ),
+    hints={
+        r"(?s)disagree about|no result after.*waited in (all_reduce|barrier|broadcast|reduce|all_gather)": "some ranks "
+        "wait in a collective that another one skips; look for a branch on the rank",
+    },
 )

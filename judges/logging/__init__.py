@@ -1,7 +1,6 @@
 """The exercises of lesson 09: one number from many ranks, written down by one of them.
 
-Each file has a driver, which runs on the ranks and calls the learner's function, and a judge, which chooses the cases
-from a seed and compares.
+Each file has an exercise as tables, in the words of `ddp_course/grading/expect.py`.
 """
 
 from judges.logging.evaluate import EVALUATE

@@ -45,7 +45,7 @@ def join_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]
     for world_size in rng.sample((2, 3, 4), 2):
         values = sorted(rng.sample(range(1, 100), world_size))  # rank 0's is the least: a maximum shows
         with tempfile.TemporaryDirectory() as folder:
-            notes.append((values, answer.run(join_driver, world_size, f"{folder}/meet", values)))
+            notes.append((values, answer.run(join_driver, world_size, f"{folder}/meet", values, fresh=True)))
     for key, fault_of in (
         ("sum", _sum_fault),
         ("group", _group_fault),

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
+from unittest import mock
 
 from ddp_course.grading.exercise import Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer, plain
@@ -20,8 +21,8 @@ DECOY = {"RANK": "997", "WORLD_SIZE": "998", "LOCAL_RANK": "997", "LOCAL_WORLD_S
 
 def place_driver(rank: int, world_size: int, function: Callable, cases: list[tuple[dict, int]]) -> list[dict]:
     """Call `function(environ, gpus)` for each case; note what it returned or raised."""
-    os.environ.update(DECOY)  # so that an answer which reads the wrong place shows it
-    return [_outcome(function, dict(environ), gpus) for environ, gpus in cases]
+    with mock.patch.dict(os.environ, DECOY):  # so that an answer which reads the wrong place shows it
+        return [_outcome(function, dict(environ), gpus) for environ, gpus in cases]
 
 
 def _outcome(function: Callable, environ: dict, gpus: int) -> dict:

@@ -462,7 +462,7 @@ WRONG = [
         )
         .replace('total / count}) + "\\n")', 'total / count}) + "\\n")\n        sum_and_count = mine'),
         ("loss",),
-        "begin anew after each line",
+        "start from zero after each line",
     ),
     Wrong(
         "09.2",

@@ -355,7 +355,7 @@ WRONG = [
         "the state is ignored",
         spoilt(STREAM, ('self.epoch, self.position = state["epoch"], state["position"]', "self.state = state")),
         ("stopped", "resized"),
-        "it begins anew: load_state_dict must set what next_batch reads",
+        "it starts from the beginning: load_state_dict must set what next_batch reads",
     ),
     Wrong(
         "16.1",

@@ -1,0 +1,227 @@
+"""What can be expected of an answer? The words that all judges share, so that a judge is tables, not code.
+
+An exercise is made by `exercise`, of
+
+    act      how a rank calls what the learner wrote: (function, case, rank, world_size) -> its result, or a `Note`
+    rounds   which cases there are, chosen by a random generator; a `Round` is one run on some ranks
+    checks   a table: key -> (what the learner reads, points, an expectation, the names of the cases it looks at)
+
+A round runs when a check first needs it. An expectation looks at
+what one rank did with one case, a `Seen`: it gives nothing, or a `Fault` that names the mistake. The first fault over
+the cases and ranks is told, so no judge loops over ranks. These make expectations:
+
+    equals   the reference's value, or else the slip whose value was found
+    alike    what rank 0 has
+    talks    how often a rank talks, and that rows stay where they are
+    refuses  an error that must come
+    follows  the order of events, as a pattern over a `Log`
+    all_of   several, the first fault counts
+    once     not on each rank; for files, and for what is told of all ranks together
+
+and any function of a `Seen` is one, too. A slip is a mistake and the value that it leads to. Where the reference can
+run with one knob turned (`turned`), it does, so that the table of mistakes cannot drift from what is right:
+
+    weights = equals("the last weights", one_process, turned(one_process, {"divide by the ranks": {"times": 2}}), "...")
+
+Traps. A list of slips is read from the top: put the special ones first, and test that no slip has the right value by
+chance (`equals` asks for the right value first). An `act` runs on the ranks: it must not print nor keep anything, and
+what it patches it gives back, else the ranks are thrown away after each run and the check is slow. Text of a pattern
+rule is filled in by `%(name)s` from the fields of the case and the notes, so a literal `%` is `%%`.
+Read next: `judges/logging/mean.py`, four checks in these words; `play.py`, what is noted; `provenance.py`, numbers
+that tell whose they are; `tasks.py`, small models and rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from random import Random
+from typing import Any
+
+from ddp_course.grading.compare import close, short
+from ddp_course.grading.exercise import Check, Exercise, Fault
+from ddp_course.grading.isolated import Answer
+from ddp_course.grading.observe import LETTERS
+from ddp_course.grading.play import Act, Round, Seen, played
+
+Expect = Callable[[Seen], Fault | None]
+Slips = Callable[[Seen], Iterable[tuple[str, Any]]]  # (cause, the value that it leads to)
+Form = Callable[[Any], str]  # why a value is not of the right kind, or nothing
+NEVER_TALKED = "the ranks never talked, so no rank can know what the others hold"
+
+
+def exercise(
+    id: str,
+    title: str,
+    function: str,
+    minutes: int,
+    *,
+    act: Act,
+    rounds: Callable[..., list[Round]],
+    checks: Mapping[str, tuple[str, int, Expect, str]],
+    within: Callable[[], AbstractContextManager] | None = None,
+    refused: tuple[str, ...] = (),
+    hints: Mapping[str, str] | None = None,
+) -> Exercise:
+    """Return the exercise that its tables describe.
+
+    Args:
+        checks: by key: what a learner reads, the points, what is expected, and of which cases: "unequal empty".
+        within: a context around all runs, such as a folder of files; `rounds` gets what it gives as a second argument.
+        refused: what does the task already.
+        hints: by pattern in a report, the likely cause; the first that fits is told.
+    """
+
+    def judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+        with (within or nullcontext)() as place:
+            chosen = rounds(rng, place) if within else rounds(rng)
+            seen: dict[str, list[Seen]] = {}
+            for key, (_, _, expect, names) in checks.items():
+                for name in names.split():
+                    if name not in seen:
+                        seen |= played(answer, act, next(r for r in chosen if name in dict(r.cases)))
+                yield key, first_fault(expect(each) for name in names.split() for each in seen[name])
+
+    told = tuple(Check(key, words, points) for key, (words, points, _, _) in checks.items())
+    return Exercise(id, title, function, minutes, told, judge, tuple((hints or {}).items()), refused)
+
+
+def first_fault(faults: Iterable[Fault | None]) -> Fault | None:
+    """Return the first that is one."""
+    return next(filter(None, faults), None)
+
+
+# --- Expectations ------------------------------------------------------------------------------------
+
+
+def equals(
+    what: str | Callable[[Seen, Any], str],
+    right: Callable[[Seen], Any],
+    slips: Slips,
+    otherwise: str | Callable[[Seen, Any], str],
+    *,
+    of: str | Callable[[Seen], Any] = "value",
+    tolerance: float = 1e-6,
+    form: Form = lambda found: "",
+    shown: Callable[[Any], Any] = lambda found: found,
+) -> Expect:
+    """Expect the reference's value; else name the slip whose value was found.
+
+    Args:
+        what: is expected, in words; a plain text is followed by the right value.
+        otherwise: the cause when no slip leads to what was found; of text, or of (seen, found).
+        of: what is looked at: the name of a note, or a function of what was seen.
+        form: says what is wrong with a value of the wrong kind.
+        shown: the part of a value that the learner reads.
+    """
+
+    def expect(seen: Seen) -> Fault | None:
+        found, wanted = seen[of] if isinstance(of, str) else of(seen), right(seen)
+        cause = form(found)
+        if not cause and close(found, wanted, tolerance):
+            return None
+        cause = cause or next((slip for slip, value in slips(seen) if close(found, value, tolerance)), "")
+        cause = cause or (otherwise if isinstance(otherwise, str) else otherwise(seen, found))
+        words = f"{what} {short(shown(wanted))}" if isinstance(what, str) else what(seen, wanted)
+        return Fault(words, short(shown(found)), seen.rank, cause)
+
+    return expect
+
+
+def turned(reference: Callable[..., Any], mistakes: Mapping[str, dict] | Callable[[Seen], Mapping[str, dict]]) -> Slips:
+    """Return the slips of a reference `(seen, **knobs)`: by cause, the knobs that the mistake turns."""
+
+    def slips(seen: Seen) -> Iterator[tuple[str, Any]]:
+        for cause, knobs in (mistakes(seen) if callable(mistakes) else mistakes).items():
+            yield cause, reference(seen, **knobs)
+
+    return slips
+
+
+def one_number(nan: str = "nan is no number: look for a division of 0 by 0") -> Form:
+    """Return what says that a result is no number; `nan` is said of one that is nan."""
+
+    def form(found: Any) -> str:
+        if found is None:
+            return "every rank must return the result; note that all_reduce works in place and returns None"
+        if not isinstance(found, int | float) or isinstance(found, bool):
+            return "return one number"
+        return nan if found != found else ""
+
+    return form
+
+
+def alike(cause: str, *, of: str = "value") -> Expect:
+    """Expect that every rank has what rank 0 has, bit for bit, and that this is not None."""
+
+    def expect(seen: Seen) -> Fault | None:
+        found, first = seen[of], seen.of(0)[of]
+        if found == first and found is not None:
+            return None
+        return Fault(f"what rank 0 has, {short(first)}", short(found), seen.rank, cause)
+
+    return expect
+
+
+def talks(at_most: int, what: str, less_than: Callable[[Seen], int], *, never: str = NEVER_TALKED) -> Expect:
+    """Expect one to `at_most` collectives, which carry `what`, and fewer bytes than the rows of this rank."""
+    expected = f"at most {at_most} collective{'s' * (at_most > 1)}, with {what}"
+
+    def expect(seen: Seen) -> Fault | None:
+        times, n_bytes, rows = len(seen["calls"]), sum(call.n_bytes for call in seen["calls"]), less_than(seen)
+        if not times:
+            return Fault(expected, "no collective", seen.rank, never)
+        if times > at_most:
+            cause = "each collective has a price of its own; put the numbers into one tensor (objects make two)"
+            return Fault(expected, f"{times} collectives", seen.rank, cause)
+        if n_bytes < rows:
+            return None
+        found = f"{n_bytes} bytes, where this rank's rows have {rows}"
+        return Fault(expected, found, seen.rank, f"the rows travel; work on each rank first, and send {what}")
+
+    return expect
+
+
+def refuses(error: str, where: str, way: str, returned: Callable[[Any], str]) -> Expect:
+    """Expect this error; `way` tells how to come to it, `returned` what is wrong with a value instead.
+
+    The round's `raises` has the error, and others that an answer may raise instead.
+    """
+
+    def expect(seen: Seen) -> Fault | None:
+        if seen["error"] == error:
+            return None
+        if seen["error"]:
+            return Fault(f"{error} {where}", report=seen["story"], cause=way)
+        return Fault(f"{error} {where}", short(seen["value"]), seen.rank, returned(seen["value"]))
+
+    return expect
+
+
+def follows(*rules: tuple[str, str, str], of: str = "logs") -> Expect:
+    """Expect each log to match all rules; a rule is (pattern, its meaning, the cause when it is the first to fail).
+
+    Args:
+        of: the name of the note that has the logs, a list of texts: one for each step.
+    """
+
+    def expect(seen: Seen) -> Fault | None:
+        marks = {**getattr(seen.case, "__dict__", {}), **seen.everyone[seen.rank]}
+        for log in seen[of]:
+            for pattern, meaning, cause in rules:
+                if not re.fullmatch(pattern % marks, log):
+                    return Fault(meaning % marks, f"{log or 'nothing'} ({LETTERS})", seen.rank, cause % marks)
+        return None
+
+    return expect
+
+
+def all_of(*expects: Expect) -> Expect:
+    """The first fault of several expectations."""
+    return lambda seen: first_fault(expect(seen) for expect in expects)
+
+
+def once(expect: Expect) -> Expect:
+    """An expectation of all ranks together: it is asked on rank 0, and may look at the others by `seen.of(rank)`."""
+    return lambda seen: expect(seen) if seen.rank == 0 else None

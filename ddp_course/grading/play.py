@@ -1,0 +1,127 @@
+"""What happens on the ranks in one round of an exercise?
+
+Each rank goes through the cases in turn, calls what the learner wrote, and notes the result and the collectives. All
+ranks end a case before one begins the next; else a rank that skips a collective would meet the others' with the first
+one of its next case, and the learner would read about that.
+
+Read next: `expect.py`, which says what is expected of the notes.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ddp_course.grading import observe
+from ddp_course.grading.exercise import AnswerFailed, Fault
+from ddp_course.grading.isolated import Answer, plain
+from ddp_course.launcher.failure import describe
+
+MEET_S = 4.0  # for the other ranks to end a case; less than the 5 s that a collective of theirs may wait
+
+Act = Callable[[Callable, Any, int, int], Any]  # (function, case, rank, world_size) -> result, or a `Note`
+
+
+@dataclass(frozen=True)
+class Round:
+    """Named cases on so many ranks, in one run.
+
+    Args:
+        cases: pairs of a name and whatever `act` understands; cases may share a name. A case travels to the ranks.
+        raises: errors that are an answer, too; any other one ends the check.
+        init: whether the ranks have a process group.
+        fresh: on processes of its own, for what kept ranks cannot give: signals, exits, a rendezvous.
+    """
+
+    world_size: int
+    cases: Sequence[tuple[str, Any]]
+    raises: tuple[type[Exception], ...] = ()
+    init: bool = True
+    fresh: bool = False
+
+
+class Note(dict):
+    """What an `act` has to tell beside, or instead of, a plain result."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank did with one case: its notes by name; `everyone` has those of all ranks.
+
+    There are "value", the plain result unless `act` gave a `Note`; "calls", the collectives without barriers; and, of
+    an error that is an answer, "error", its type, with "story", the learner's lines.
+    """
+
+    case: Any
+    rank: int
+    everyone: list[Note]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.everyone[self.rank].get(name)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks took part."""
+        return len(self.everyone)
+
+    def of(self, rank: int) -> Seen:
+        """The same case on another rank."""
+        return Seen(self.case, rank, self.everyone)
+
+
+def played(answer: Answer, act: Act, chosen: Round) -> dict[str, list[Seen]]:
+    """Run a round; return by the cases' names what each rank did.
+
+    Raises:
+        AnswerFailed: as `Answer.run`; also when a rank came too late to the end of a case, and was not waited for.
+    """
+    cases = [case for _, case in chosen.cases]
+    call = (act, cases, chosen.raises, f"ddp_course/{uuid.uuid4()}")
+    by_rank = answer.run(_play, chosen.world_size, *call, init=chosen.init, fresh=chosen.fresh)
+    if any(len(notes) < len(cases) for notes in by_rank):
+        cause = "the ranks ended a call more than 4 s apart; if the machine is very busy, run the check again"
+        raise AnswerFailed(Fault(f"{len(cases)} calls on each rank", "some ranks were late", cause=cause))
+    seen: dict[str, list[Seen]] = {}
+    for (name, case), everyone in zip(chosen.cases, zip(*by_rank, strict=True), strict=True):
+        seen.setdefault(name, []).extend(Seen(case, rank, list(everyone)) for rank in range(chosen.world_size))
+    return seen
+
+
+def _play(
+    rank: int, world_size: int, function: Callable, act: Act, cases: Sequence, raises: tuple, meeting: str
+) -> list[Note]:
+    store = c10d._get_default_store() if dist.is_initialized() else None  # the answer may end the group
+    notes = []
+    for number, case in enumerate(cases):
+        notes.append(_noted(lambda case=case: act(function, case, rank, world_size), raises))
+        if store and len(cases) > 1 and not _all_came(store, rank, world_size, f"{meeting}/{number}"):
+            break
+    return notes
+
+
+def _noted(call: Callable[[], Any], raises: tuple) -> Note:
+    with observe.Collectives() as seen:
+        try:
+            result = call()
+        except raises as error:
+            result = Note(error=type(error).__name__, story=describe(error, 0).story)
+    return Note(result if isinstance(result, Note) else {"value": plain(result)}, calls=seen.talks)
+
+
+def _all_came(store: dist.Store, rank: int, world_size: int, meeting: str) -> bool:
+    left, came = f"{meeting}/left", [f"{meeting}/{other}" for other in range(world_size)]
+    store.set(came[rank], "came")
+    deadline = time.monotonic() + MEET_S
+    while not store.check([left]):  # once one has left, all do
+        if store.check(came):
+            return True
+        if time.monotonic() > deadline:
+            store.set(left, str(rank))
+        time.sleep(0.002)
+    return False

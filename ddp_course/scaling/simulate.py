@@ -86,7 +86,7 @@ def predict(
     messages, backward_s, exposed_s, waits_s = [], profile.backward_s, 0.0, 0.0
     if world_size > 1:
         messages, backward_s = _send(profile, plan, on_link)
-        exposed_s = max(0.0, messages[-1].end_s - backward_s)
+        exposed_s = max([0.0, *(message.end_s - backward_s for message in messages)])  # a frozen model sends none
         waits_s = exposed_s + profile.finish_s
     step_s = start_s + backward_s + waits_s + profile.optimizer_s
     spans = _computing(profile, accumulation, start_s, backward_s, waits_s)
@@ -97,7 +97,7 @@ def predict(
         max(0.0, sum(message.cost_s for message in messages) - exposed_s),
         tuple(sorted(spans, key=lambda span: span.start_s)),
         _bound(messages, exposed_s, step_s, len(plan) * on_link(0), profile.backward_s),
-        tuple(message.own for message in messages),
+        tuple(message.own for message in messages) or (False,) * len(plan),
     )
 
 

@@ -72,6 +72,12 @@ def test_one_rank_sends_nothing():
     assert "one rank has nobody to talk to" in found.bound
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_frozen_model_sends_nothing(world_size):
+    found = predict(Profile(2.0, (), 4.0, 1.0), [], world_size, of(1.0))
+    assert (found.step_s, found.exposed_s, found.hidden_s, talk(found)) == (7.0, 0.0, 0.0, [])
+
+
 def test_accumulation_communicates_in_the_last_pass_only():
     found = predict(FOUR, EACH, 2, of(0.5), accumulation=3)
     assert talk(found)[0] == (15.0, 15.5) and len(talk(found)) == 4

@@ -339,7 +339,7 @@ def rate_at(step, *settings):
         "11.1",
         "calls the course's",
         """
-from ddp_course import schedule
+from ddp_course.train import schedule
 
 def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_batch):
     return base_lr * schedule.share_of_rate("cosine", step, epochs, warmup)

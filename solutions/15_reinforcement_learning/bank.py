@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from ddp_course import rollouts
+from ddp_course.train import rollouts
 """
 
 # --- 15.1 ------------------------------------------------------------------------------------------

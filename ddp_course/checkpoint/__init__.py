@@ -6,5 +6,15 @@ few of a run), `cadence.py` (when).
 
 from ddp_course.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint
 from ddp_course.checkpoint.folder import Checkpointer, Loaded
+from ddp_course.checkpoint.state import capture_state, load_model, restore_state
 
-__all__ = ["CheckpointError", "Checkpointer", "Loaded", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "Loaded",
+    "capture_state",
+    "load_checkpoint",
+    "load_model",
+    "restore_state",
+    "save_checkpoint",
+]

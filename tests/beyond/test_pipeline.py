@@ -98,8 +98,8 @@ def test_one_message_to_the_next_stage_and_one_back_per_micro_batch(ranks):
     for rank, calls in enumerate(found):
         messages = [call for call in calls if call[0] in ("send", "recv")]
         left, right = [8 * 8 * width for width in (widths[rank - 1], widths[rank])]
-        forward = [("recv", left)] * (rank > 0) + [("send", right)] * (rank < last)
-        backward = [("recv", right)] * (rank < last) + [("send", left)] * (rank > 0)
+        forward = [("recv", 0)] * (rank > 0) + [("send", right)] * (rank < last)  # bytes are the sender's
+        backward = [("recv", 0)] * (rank < last) + [("send", left)] * (rank > 0)
         assert messages == forward * 3 + backward * 3
 
 

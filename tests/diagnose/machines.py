@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_course.diagnose import arrival, doctor, meeting
+from ddp_course.commands import doctor
+from ddp_course.diagnose import arrival, meeting
 from ddp_course.launcher.processes import _PRELOADED
 
 NEW_NET, NEW_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET and CLONE_NEWUTS

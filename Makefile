@@ -12,6 +12,9 @@ EXTRAS := course,instructor,dev
 # should know `ddp-course` and `torchrun`.
 ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 
+# Test files that run at the same time: they mostly wait. See conftest.py.
+AT_A_TIME := -n 3 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help env lab test check lint notebooks exercises grade bench versions clean FORCE
 
@@ -41,10 +44,10 @@ lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its
 	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
 test: env lint  ## Run every check: lint, tests, the stored outputs of every lesson, the exercises.
-	$(ACTIVATED) $(BIN)/python -m pytest --nbval tests notebooks
+	$(ACTIVATED) $(BIN)/python -m pytest $(AT_A_TIME) --nbval tests notebooks
 
 check: env lint  ## Run the fast half of the checks.
-	$(ACTIVATED) $(BIN)/python -m pytest -q -m "not slow and not gpu and not cluster" tests
+	$(ACTIVATED) $(BIN)/python -m pytest -q $(AT_A_TIME) -m "not slow and not gpu and not cluster" tests
 
 lint: env
 	$(BIN)/ruff check --quiet .

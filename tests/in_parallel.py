@@ -1,0 +1,71 @@
+"""Which tests run at the same time, when there are several processes? Files, lessons, and each lesson's answers.
+
+What belongs together is run by one process, in its order; lessons come first, for they take longest. A test marked
+`alone` runs while no other does.
+
+All tests hold one lock together; an `alone` one holds it by itself. Whoever wants the lock first passes a gate, at
+which an `alone` test stays until it has the lock, so that it does not wait for ever. No time limit of a test runs
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+PLACE = Path(tempfile.gettempdir())  # now: tests may change it
+
+LESSONS_ANSWERS = re.compile(r"(tests/grading/test_banks\.py)::test_\w+_answer_\w+\[(\d\d)\.")
+
+
+class LessonsFirst(LoadScopeScheduling):
+    """Deals out files; of the answer banks, lessons."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        lesson = LESSONS_ANSWERS.match(nodeid)
+        return "::".join(lesson.groups()) if lesson else nodeid.partition("::")[0]
+
+    def _assign_work_unit(self, node: object) -> None:
+        longest = max(self.workqueue, key=lambda scope: (scope.startswith("notebooks/"), len(self.workqueue[scope])))
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)  # also where xdist is switched off
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return LessonsFirst(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:  # one process: every test is alone
+        return (yield)
+    with ExitStack() as held:
+        with locked(f"ddp_course_gate_{run}", fcntl.LOCK_EX):
+            how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+            held.enter_context(locked(f"ddp_course_tests_{run}", how))
+        return (yield)
+
+
+@contextmanager
+def locked(name: str, how: int) -> Iterator[None]:
+    """Hold a lock that the system lets go of when the process ends."""
+    with open(PLACE / name, "a") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = getattr(session.config, "workerinput", None)
+    if run is None and (xdist := session.config.pluginmanager.get_plugin("dsession")):  # all workers have ended
+        for name in ("gate", "tests"):
+            (PLACE / f"ddp_course_{name}_{xdist.nodemanager.testrunuid}").unlink(missing_ok=True)

@@ -12,8 +12,8 @@ EXTRAS := course,instructor,dev
 # should know `ddp-course` and `torchrun`.
 ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-# Test files that run at the same time: they mostly wait. See conftest.py.
-AT_A_TIME := -n 3 --dist loadfile
+# For pytest: FLAGS="-n 3" runs three files at a time, which needs more than two cores to be of use.
+FLAGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help env lab test check lint notebooks exercises grade bench versions clean FORCE
@@ -44,10 +44,10 @@ lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its
 	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
 test: env lint  ## Run every check: lint, tests, the stored outputs of every lesson, the exercises.
-	$(ACTIVATED) $(BIN)/python -m pytest $(AT_A_TIME) --nbval tests notebooks
+	$(ACTIVATED) $(BIN)/python -m pytest $(FLAGS) --nbval tests notebooks
 
 check: env lint  ## Run the fast half of the checks.
-	$(ACTIVATED) $(BIN)/python -m pytest -q $(AT_A_TIME) -m "not slow and not gpu and not cluster" tests
+	$(ACTIVATED) $(BIN)/python -m pytest -q $(FLAGS) -m "not slow and not gpu and not cluster" tests
 
 lint: env
 	$(BIN)/ruff check --quiet .

@@ -16,7 +16,11 @@ from ddp_course import RankError, launch
 from tests.launcher.fault_table import FAULTS, Fault, judge
 from tests.launcher.try_faults import NOT_OURS, orphaned_shared_memory
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left", "nothing_left_on_disk")]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("nothing_left", "nothing_left_on_disk"),
+]
 
 QUICK = {  # one of each kind; the rest are slow together
     "raises_in_the_middle",

@@ -1,9 +1,6 @@
 """Is a lesson left out only when it, what it imports and the versions are as they were when all of it passed?"""
 
-import json
-import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,18 +30,43 @@ def test_what_runs_again_after_a_change(changed, again, monkeypatch):
     assert {group for group in before if before[group] != after[group]} == (set(before) if again is None else again)
 
 
-@pytest.mark.slow
-def test_a_lesson_that_passed_whole_is_left_out_until_asked_for_again(tmp_path):
-    def outcomes(*options: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "--nbval", "-o", f"cache_dir={tmp_path}", *options]
-        environment = {n: v for n, v in os.environ.items() if n != "CI" and not n.startswith("PYTEST")}
-        done = subprocess.run(command, cwd=unchanged.ROOT, env=environment, capture_output=True, text=True, timeout=250)
-        return done.stdout.strip().splitlines()[-1]
+class Remembers(dict):
+    """Stands in for pytest's cache."""
 
-    cells = json.loads((unchanged.ROOT / LESSON).read_text())["cells"]
-    every = sum(cell["cell_type"] == "code" for cell in cells)
-    assert outcomes(f"{LESSON}::Cell 0").startswith("1 passed")
-    assert outcomes(LESSON, f"--deselect={LESSON}::Cell {every - 1}").startswith(f"{every - 1} passed")
-    assert outcomes(LESSON).startswith(f"{every} passed")  # neither part of it was the whole
-    assert outcomes(LESSON).startswith(f"{every} deselected")
-    assert outcomes(LESSON, "--again").startswith(f"{every} passed")
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+def ran(
+    remembers: Remembers, outcomes: dict[str, bool], *without: str, again: bool = False, part: str = ""
+) -> set[str]:
+    """Return which cells are run by a session that runs cells `without` some, and notes how they end."""
+    config = SimpleNamespace(
+        cache=remembers,
+        args=[f"{LESSON}::{part}" if part else LESSON],
+        getoption=lambda name: again,
+        hook=SimpleNamespace(pytest_deselected=lambda items: None),
+    )
+    plugin = unchanged.Unchanged(config)
+    items = [SimpleNamespace(nodeid=f"{LESSON}::{cell}") for cell in outcomes]
+    plugin.pytest_collection_modifyitems(config, items)
+    names = {item.nodeid.partition("::")[2] for item in items} - set(without)
+    for name in names:
+        for when in ("setup", "call", "teardown"):
+            failed = when == "call" and not outcomes[name]
+            plugin.pytest_runtest_logreport(SimpleNamespace(nodeid=f"{LESSON}::{name}", when=when, failed=failed))
+    return names
+
+
+def test_only_what_passed_whole_is_left_out_until_it_is_asked_for_again(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    remembers, good = Remembers(), {"Cell 0": True, "Cell 1": True}
+    everything = set(good)
+    assert ran(remembers, {"Cell 0": True}, part="Cell 0") == {"Cell 0"}
+    assert ran(remembers, good, "Cell 1") == {"Cell 0"}  # left out by -k
+    assert ran(remembers, {"Cell 0": True, "Cell 1": False}) == everything
+    assert ran(remembers, good) == everything  # none of those was a pass of the whole
+    assert ran(remembers, good) == set()
+    assert ran(remembers, good, again=True) == everything
+    monkeypatch.setenv("CI", "true")
+    assert ran(remembers, good) == everything

@@ -1,6 +1,6 @@
 """The exercises of lesson 04: what moves between the ranks, and what does it cost?
 
-`traffic.py` runs several cases in one launch; the other files have one exercise each.
+`ring_sum.py` has what two of them share; the other files have one exercise each.
 """
 
 from judges.collectives.cost import COST

@@ -1,4 +1,4 @@
-"""What the ring's cases are, and what is wrong with a sum.
+"""A tensor on each rank becomes the sum over all; when it does not, where did the ring go wrong?
 
 Every rank brings numbers of its own power of a base, as in the lesson, so that a wrong sum tells which ranks are in it
 and how often. Read next: `ring.py`, which runs the cases.
@@ -6,97 +6,114 @@ and how often. Read next: `ring.py`, which runs the cases.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.provenance import BASE, stakes
-from ddp_course.grading.provenance import counts as counts_of
+from ddp_course.grading.expect import Expect
+from ddp_course.grading.play import Note, Seen
+from ddp_course.grading.provenance import BASE, counts, stakes, whose
 
 LARGE_BASE = 10**9
 NEVER_TALKED = "the ranks never talked; the numbers of the others must be received"
 
-Case = dict  # what each rank brings, and as which kind of tensor
+
+def summed(call: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Note:
+    """Note what a rank's tensor holds after a call, and whatever other tensor came back."""
+    returned = call(tensor)
+    other = isinstance(returned, torch.Tensor) and returned is not tensor
+    return Note(held=tensor.flatten().tolist(), returned=returned.flatten().tolist() if other else None)
+
+
+def the_sum(cause: Callable[[Seen, list, list[int]], str]) -> Expect:
+    """Expect the exact sum in the tensor; else the cause of (seen, the right sums, the places that are wrong)."""
+
+    def expect(seen: Seen) -> Fault | None:
+        if seen["ended"]:
+            return seen["ended"]
+        brought, held = seen.case.brought, seen["held"]
+        totals = [sum(column) for column in zip(*brought, strict=True)]
+        wrong = [i for i, total in enumerate(totals) if held[i] != total]
+        if not wrong:
+            return None
+        i = wrong[0]
+        parts = " + ".join(str(own[i]) for own in brought)
+        if not seen["calls"]:
+            why = NEVER_TALKED
+        elif held == brought[seen.rank] and seen["returned"] == totals:
+            why = "the sum is in what the function returns; it is to be written into the tensor that it was given"
+        else:
+            why = cause(seen, totals, wrong)
+        found = f"{held[i]:.12g}, and {len(wrong)} of {len(totals)} elements are wrong"
+        return Fault(f"element {i} of {len(totals)}, with {seen.case}: {parts} = {totals[i]}", found, seen.rank, why)
+
+    return expect
+
+
+@dataclass(frozen=True)
+class Case:
+    """What each rank brings, and as which kind of tensor."""
+
+    brought: list[list[float]]
+    base: int = BASE
+    dtype: str = "float32"
+    shape: tuple[int, ...] = (-1,)
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        return f"{len(self.brought)} ranks" + f" and shape {list(self.shape)}" * (len(self.shape) > 1)
+
+    def tensor(self, rank: int) -> torch.Tensor:
+        """Return what a rank brings; a transposed tensor is no single piece of memory."""
+        shaped = torch.tensor(self.brought[rank], dtype=getattr(torch, self.dtype)).reshape(self.shape)
+        return shaped.t().contiguous().t() if self.transposed else shaped
 
 
 def make_case(world_size: int, n: int, rng: Random, base: int = BASE, **kind: Any) -> Case:
     """Choose what each rank brings; `kind` may name another dtype or shape, or ask for a transposed tensor."""
-    return {"brought": stakes(rng, world_size, n, base), "base": base, "dtype": "float32", "shape": (-1,), **kind}
+    return Case(stakes(rng, world_size, n, base), base, **kind)
 
 
 def rounding_case(world_size: int, n: int, rng: Random) -> Case:
     """Numbers whose sum in float32 depends on the order in which they are added."""
-    case = make_case(world_size, n, rng)
-    spread = [[rng.uniform(-1, 1) * 2.0 ** rng.randint(-8, 8) for _ in range(n)] for _ in range(world_size)]
-    return {**case, "brought": spread}
+    return Case([[rng.uniform(-1, 1) * 2.0 ** rng.randint(-8, 8) for _ in range(n)] for _ in range(world_size)])
 
 
-def tensor_of(case: Case, rank: int) -> torch.Tensor:
-    """Return what a rank brings; a transposed tensor is no single piece of memory."""
-    flat = torch.tensor(case["brought"][rank], dtype=getattr(torch, case["dtype"]))
-    shaped = flat.reshape(case["shape"])
-    return shaped.t().contiguous().t() if case.get("transposed") else shaped
-
-
-def sum_fault(case: Case, notes: list[dict]) -> Fault | None:
-    """Compare what the ranks hold with the sum; the first rank that is wrong is told its first wrong element."""
-    brought, world_size = case["brought"], len(case["brought"])
-    totals = [sum(column) for column in zip(*brought, strict=True)]
-    for rank, note in enumerate(notes):
-        wrong = [i for i, total in enumerate(totals) if note["held"][i] != total]
-        if not wrong:
-            continue
-        i = wrong[0]
-        parts = " + ".join(str(of_rank[i]) for of_rank in brought)
-        shape = f" of shape {list(case['shape'])}" if len(case["shape"]) > 1 else ""
-        expected = f"element {i} of {len(totals)}{shape}, {world_size} ranks: {parts} = {totals[i]}"
-        found = f"{note['held'][i]:.12g}, and {len(wrong)} of {len(totals)} elements are wrong"
-        return Fault(expected, found, rank, _sum_cause(case, rank, note, totals, wrong))
-    return None
-
-
-def _sum_cause(case: Case, rank: int, note: dict, totals: list, wrong: list[int]) -> str:
-    brought, held, world_size = case["brought"], note["held"], len(case["brought"])
-    if not note["traffic"]:
-        return NEVER_TALKED
-    if held == brought[rank]:
-        if note.get("returned") == totals:
-            return "the sum is in what the function returns; it is to be written into the tensor that it was given"
-        if case.get("transposed"):
-            return (
-                "nothing was written into the tensor: this one is transposed, so reshape and flatten give a copy of "
-                "it, not a view; copy the sum back"
-            )
-        return "nothing was written into the tensor; work on views of it, or copy the sum back at the end"
+def _mistake(seen: Seen, totals: list, wrong: list[int]) -> str:
+    case, held, world_size = seen.case, seen["held"], seen.world_size
+    columns = list(zip(*case.brought, strict=True))
+    if held == case.brought[seen.rank]:
+        why = "; this one is transposed, so reshape and flatten give a copy of it, not a view" * case.transposed
+        return f"nothing was written into the tensor{why}; work on views of it, or copy the sum back at the end"
     if all(abs(held[i] * world_size - totals[i]) < 1e-6 * totals[i] for i in wrong):
         return "this is the mean; the sum is asked for"
-    counts = {i: counts_of(held[i], [of_rank[i] for of_rank in brought], case["base"]) for i in wrong}
-    if case["base"] == LARGE_BASE and held == _rounded(totals):
+    if case.base == LARGE_BASE and held == torch.tensor(totals, dtype=torch.float32).tolist():
         return "these whole numbers were rounded on the way; keep the dtype of the tensor: torch.empty_like"
-    if None in counts.values():
+    often = {i: counts(held[i], columns[i], case.base) for i in wrong}
+    if None in often.values():
         return "numbers of other places are mixed in; both sides of a message must mean the same chunk"
-    often = [i for i in wrong if max(counts[i]) > 1]
-    if often:
-        twice = counts[often[0]].index(max(counts[often[0]]))
+    twice = next((i for i in wrong if max(often[i]) > 1), None)
+    if twice is not None:
         return (
-            f"rank {twice}'s number is in it {max(counts[often[0]])} times: a sum that was complete was added again. "
-            "W-1 steps add, the W-1 steps after them copy; what a step sends is what the step before it changed"
+            f"{whose(held[twice], columns[twice], case.base)}: a sum that was complete was added again. W-1 steps add, "
+            "the W-1 steps after them copy; what a step sends is what the step before it changed"
         )
-    if all(counts[i][rank] == 1 and sum(counts[i]) == 1 for i in wrong) and len(wrong) < world_size <= wrong[-1] + 1:
+    alone = all(often[i][seen.rank] == 1 and sum(often[i]) == 1 for i in wrong)
+    if alone and len(wrong) < world_size <= wrong[-1] + 1:
         return "these elements are in no chunk: the last ones are left over; tensor_split(W) cuts any size into W"
     if len(wrong) <= len(totals) * (1 - 1 / world_size) + world_size:
         return (
             "the elements that are right are one chunk, or little more: each rank has completed its own. The second "
             "half is missing or wrong: complete chunks must go round, W-1 steps, and be copied"
         )
-    missing = [other for other in range(world_size) if not counts[wrong[0]][other]]
     return (
-        f"no number of rank {', '.join(map(str, missing))} is in it; each chunk must go round in W-1 steps that add, "
-        "and the steps that copy must begin with the chunk that was completed last"
+        f"{whose(held[wrong[0]], columns[wrong[0]], case.base)}; each chunk must go round in W-1 steps that add, and "
+        "the steps that copy must begin with the chunk that was completed last"
     )
 
 
-def _rounded(numbers: list[int]) -> list[float]:
-    return torch.tensor(numbers, dtype=torch.float32).tolist()
+ring_sum = the_sum(_mistake)

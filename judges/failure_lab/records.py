@@ -8,18 +8,18 @@ Read next: `grading/checking.py`, what becomes of all this.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import exercise
+from ddp_course.grading.play import Round, Seen
 
 Record = tuple[int, str, list[int]]
 Case = tuple[list[list[Record]], Any]  # the records by rank, and what is to be found
 
 LENGTH = 12
+TO_ALL = "to an all_to_all each rank may bring other sizes"
 
 
 def in_step(rng: Random, world_size: int) -> list[list[Record]]:
@@ -84,63 +84,48 @@ def with_absent(rng: Random, world_size: int) -> Case:
     return [of_rank[: last + 1] for of_rank in records], [last + 1, [odd]]
 
 
-def cases_of(rng: Random) -> dict[str, list[Case]]:
+def rounds(rng: Random) -> list[Round]:
     """Choose the cases of each check."""
-    return {
+    cases = {
         "op": [with_other_op(rng, 3), with_other_op(rng, 5, swapped=True)],
         "size": [with_other_size(rng, 4)],
         "window": [with_windows(rng, 3), with_windows(rng, 4), with_late_start(rng)],
         "absent": [with_absent(rng, 3), with_absent(rng, 4), with_most_absent(rng)],
         "none": [(in_step(rng, 4), None), ([of_rank[i:] for i, of_rank in enumerate(in_step(rng, 3))], None)],
     }
+    named = [(name, (name, *case)) for name, of_check in cases.items() for case in of_check]
+    return [Round(1, named, raises=(Exception,), init=False)]
 
 
-def records_driver(rank: int, world_size: int, function: Callable, cases: list[list[list[Record]]]) -> list[Any]:
-    """Have each case looked at; what the function raises costs that case only."""
-    return [_outcome(function, records) for records in copy.deepcopy(cases)]
-
-
-def _outcome(function: Callable, records: list[list[Record]]) -> Any:
-    try:
-        found = function(records)
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+def act(function, case: tuple, rank: int, world_size: int) -> Any:
+    """Have the records looked at; a set of ranks is as good as a list."""
+    found = function(case[1])
     if not isinstance(found, tuple | list) or len(found) != 2:
-        return plain(found)
+        return found
     seq, ranks = found
-    return [plain(seq), sorted(ranks) if isinstance(ranks, list | tuple | set) else plain(ranks)]
+    return [seq, sorted(ranks) if isinstance(ranks, list | tuple | set) else ranks]
 
 
-def records_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Have all cases looked at in one process."""
-    cases = cases_of(rng)
-    (found,) = answer.run(records_driver, 1, [records for of_check in cases.values() for records, _ in of_check])
-    results = iter(found)
-    for key, of_check in cases.items():
-        faults = [_fault(key, *case, next(results)) for case in of_check]
-        yield key, next(filter(None, faults), None)
-
-
-def _fault(key: str, records: list[list[Record]], expected: Any, found: Any) -> Fault | None:
-    if found == expected:
+def first(seen: Seen) -> Fault | None:
+    """The number of the first disagreement and the ranks outside the majority, or None."""
+    (_, records, expected), found = seen.case, seen["value"]
+    if found == expected and not seen["error"]:
         return None
     wanted = "None" if expected is None else f"({expected[0]}, {expected[1]})"
     shown = f"({found[0]}, {found[1]})" if isinstance(found, list) and len(found) == 2 else str(found)
-    return Fault(f"{wanted}, among {len(records)} ranks", shown, cause=_cause(key, records, expected, found))
+    shown = f"{seen['error']}: {seen['message']}" if seen["error"] else shown
+    return Fault(f"{wanted}, among {len(records)} ranks", shown, cause=_cause(seen, *seen.case, found))
 
 
-def _cause(key: str, records: list[list[Record]], expected: Any, found: Any) -> str:
-    if isinstance(found, str):
-        if "unpack" not in found:
-            return "the function raised; not every rank has an entry for every number"
-        return "an entry is (number, operation, sizes)"
+def _cause(seen: Seen, key: str, records: list[list[Record]], expected: Any, found: Any) -> str:
+    if seen["error"]:
+        unpacked = "unpack" in seen["message"] and "an entry is (number, operation, sizes)"
+        return unpacked or "the function raised; not every rank has an entry for every number"
+    named = found[0] if isinstance(found, list) and found else None
+    ops = {op for of_rank in records for number, op, _ in of_rank if number == named}
     if expected is None:
-        seq = found[0] if isinstance(found, list) else None
-        ops = {op for of_rank in records for number, op, _ in of_rank if number == seq}
         if ops == {"all_to_all"}:
-            return "to an all_to_all each rank may bring other sizes"
+            return TO_ALL
         return "the recorders dropped other old entries; a number that a rank has dropped says nothing about it"
     late = any(of_rank[0][0] > expected[0] for of_rank in records)
     if late and (found is None or isinstance(found, list) and found[0] != expected[0]):
@@ -155,27 +140,26 @@ def _cause(key: str, records: list[list[Record]], expected: Any, found: Any) -> 
             return "the absent are no group, however many; the largest group is one of ranks that did enter"
         return "the ranks to name are those outside the majority, in a list"
     if key == "window" or not isinstance(found[0], int) or found[0] < expected[0]:
-        seq = found[0]
-        ops = {op for of_rank in records for number, op, _ in of_rank if number == seq}
         if ops == {"all_to_all"}:
-            return "to an all_to_all each rank may bring other sizes"
+            return TO_ALL
         return "compare entries of the same number, which need not be at the same place in the lists"
     if key == "absent":
         return "the first number that the rank has not entered, though others have"
     return "this comes later: after the first disagreement the ranks are out of step anyway"
 
 
-RECORDS = Exercise(
+RECORDS = exercise(
     "12.4",
     "Find the first disagreement (stretch)",
     "first_disagreement",
     25,
-    (
-        Check("op", "ranks that call another operation", 1),
-        Check("size", "a rank that brings another size", 1),
-        Check("window", "lists that begin at different numbers", 1),
-        Check("absent", "a rank that never came", 1),
-        Check("none", "records without a disagreement", 1),
-    ),
-    records_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "op": ("ranks that call another operation", 1, first, "op"),
+        "size": ("a rank that brings another size", 1, first, "size"),
+        "window": ("lists that begin at different numbers", 1, first, "window"),
+        "absent": ("a rank that never came", 1, first, "absent"),
+        "none": ("records without a disagreement", 1, first, "none"),
+    },
 )

@@ -6,180 +6,172 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.compare import close
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 from judges.samplers.deal import REFUSED
 
-
-def make_rows(seed: int, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return x of shape (length, 2), whose first column numbers the rows; right labels; and what is predicted."""
-    chance = torch.Generator().manual_seed(seed)
-    x = torch.stack([torch.arange(float(length)), torch.rand(length, generator=chance)], dim=1)
-    y = torch.randint(0, 3, (length,), generator=chance)
-    predicted = torch.where(torch.rand(length, generator=chance) < 0.4, y, (y + 1) % 3)
-    # Padding begins with row 0. Counted twice, it changes the result, with three rows as well.
-    predicted[0], predicted[1] = y[0], (y[1] + 1) % 3
-    return x, y, predicted
+SAME = 1e-5  # of the expected number: what float32 may leave
 
 
-def accuracy_driver(rank: int, world_size: int, function: Callable, seed: int, lengths: list[int]) -> list[dict]:
-    """Call the function for each number of rows; note its result and the rows that were predicted on this rank."""
-    notes = []
-    for length in lengths:
-        x, y, predicted = make_rows(seed, length)
-        shown: list[int] = []
+@dataclass(frozen=True)
+class Case:
+    """So many rows, from a seed."""
 
-        def predict(rows: torch.Tensor, shown=shown, predicted=predicted) -> torch.Tensor:
-            numbers = rows[:, 0].long()
-            shown += numbers.tolist()
-            return predicted[numbers]
+    seed: int
+    length: int
 
-        notes.append({"result": _number(function(rank, world_size, predict, x, y)), "rows": shown})
-    return notes
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return x of shape (length, 2), whose first column numbers the rows; right labels; and what is predicted."""
+        chance = torch.Generator().manual_seed(self.seed)
+        x = torch.stack([torch.arange(float(self.length)), torch.rand(self.length, generator=chance)], dim=1)
+        y = torch.randint(0, 3, (self.length,), generator=chance)
+        predicted = torch.where(torch.rand(self.length, generator=chance) < 0.4, y, (y + 1) % 3)
+        # Padding begins with row 0. Counted twice, it changes the result, with three rows as well.
+        predicted[0], predicted[1] = y[0], (y[1] + 1) % 3
+        return x, y, predicted
+
+    def share(self, rows: Sequence[int] | torch.Tensor | None = None) -> float:
+        """Return the share of right answers among these rows, or all; nan among none."""
+        _, y, predicted = self.rows()
+        right = (predicted == y).double()
+        return (right if rows is None else right[torch.as_tensor(rows, dtype=torch.long)]).mean().item()
+
+    def tells(self, world_size: int) -> bool:
+        """Whether no common mistake happens to give the right result."""
+        rows = torch.arange(self.length)
+        dealt = [self.share(rows[rank::world_size]) for rank in range(world_size)]
+        blocks = [self.share(part) for part in rows.tensor_split(world_size)]
+        four_ranks = self.share(rows[rows % 4 < world_size])  # the 4 of other exercises, by heart
+        means = [sum(own) / world_size for own in (dealt, blocks)] if self.length % world_size else []
+        return not any(close(wrong, self.share(), SAME) for wrong in [0.5, *dealt, *blocks, four_ranks, *means])
 
 
-def _number(result: Any) -> Any:
-    return plain(result.item() if isinstance(result, np.generic) else result)
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Note the result and the rows that were predicted on this rank."""
+    x, y, predicted = case.rows()
+    shown: list[int] = []
+
+    def predict(rows: torch.Tensor) -> torch.Tensor:
+        numbers = rows[:, 0].long()
+        shown.extend(numbers.tolist())
+        return predicted[numbers]
+
+    result = function(rank, world_size, predict, x, y)
+    return Note(value=plain(result.item() if isinstance(result, np.generic) else result), rows=shown)
 
 
-def accuracy_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Rows that the ranks divide, rows that they don't; then three rows on four ranks."""
-    world_size, few = rng.choice((2, 3)), 3
-    lengths = [24, world_size * rng.randint(8, 12) + rng.randint(1, world_size - 1)]
-    seed = telling_seed(rng, lengths, world_size)
-    notes = answer.run(accuracy_driver, world_size, seed, lengths, init=True)
-    cases = {length: [ranks[i] for ranks in notes] for i, length in enumerate(lengths)}
-    yield "even", _value_fault(seed, lengths[0], cases[lengths[0]])
-    yield "uneven", _value_fault(seed, lengths[1], cases[lengths[1]])
-    cases[few] = [ranks[0] for ranks in answer.run(accuracy_driver, 4, seed, [few], init=True)]
-    yield "few", _value_fault(seed, few, cases[few])
-    yield "once", next(filter(None, (_once_fault(length, ranks) for length, ranks in cases.items())), None)
-    yield "shared", next(filter(None, (_shared_fault(length, ranks) for length, ranks in cases.items())), None)
-
-
-def telling_seed(rng: Random, lengths: list[int], world_size: int) -> int:
-    """Return a seed of rows for which no common mistake happens to give the right result."""
-    while True:
+    world_size = rng.choice((2, 3))
+    lengths = 24, world_size * rng.randint(8, 12) + rng.randint(1, world_size - 1)
+    seed = rng.randrange(10**6)
+    while not all(Case(seed, length).tells(world_size) for length in lengths):
         seed = rng.randrange(10**6)
-        if all(_is_telling(seed, length, world_size) for length in lengths):
-            return seed
+    both = [(name, Case(seed, length)) for name, length in zip(("even", "uneven"), lengths, strict=True)]
+    return [Round(world_size, both), Round(4, [("few", Case(seed, 3))])]
 
 
-def _is_telling(seed: int, length: int, world_size: int) -> bool:
-    rows = torch.arange(length)
-    dealt = [share_right(seed, rows[rank::world_size].tolist(), length) for rank in range(world_size)]
-    blocks = [share_right(seed, part.tolist(), length) for part in rows.tensor_split(world_size)]
-    four_ranks = share_right(seed, rows[rows % 4 < world_size].tolist(), length)  # the 4 of other exercises, by heart
-    means = [sum(own) / world_size for own in (dealt, blocks)] if length % world_size else []
-    right = share_right(seed, rows.tolist(), length)
-    return not any(_near(value, right) for value in [0.5, *dealt, *blocks, four_ranks, *means])
+def right(seen: Seen) -> float:
+    """The share of right answers among all rows."""
+    return seen.case.share()
 
 
-def share_right(seed: int, rows: list[int], length: int) -> float:
-    """Return the share of right answers among these rows."""
-    _, y, predicted = make_rows(seed, length)
-    return (predicted[rows] == y[rows]).double().mean().item() if rows else float("nan")
+def slips(seen: Seen) -> Iterator[tuple[str, Any]]:
+    """Wrong ways to it; when rank 0 has the right result, something else went wrong."""
+    found, share, length = seen["value"], seen.case.share, seen.case.length
+    rows = [seen.of(rank)["rows"] for rank in range(seen.world_size)]
+    shown = sum(rows, [])
+    if close(seen.of(0)["value"], right(seen), SAME):
+        return
+    yield "this is the accuracy of the rank's own rows; nothing from the other ranks is in it", share(rows[seen.rank])
+    if len(shown) > length:
+        yield "the shards are padded: some rows are counted twice; let the shards differ by a row instead", share(shown)
+    if len(set(shown)) < length:
+        yield "some rows are predicted by nobody; the rest that does not divide counts, too", found
+    mean = sum(share(own) if own else 0.0 for own in rows) / len(rows)
+    yield (
+        "this is the mean of the ranks' accuracies; shards are unequal, so add up right answers and rows instead",
+        mean,
+    )
+    yield "this is the number of right answers; divide by the rows", right(seen) * length
+    yield (
+        "reduced once too often, or divided by the rows of one rank: the sum of rows is over all ranks, too",
+        right(seen) * seen.world_size,
+    )
 
 
-def _value_fault(seed: int, length: int, ranks: list[dict]) -> Fault | None:
-    right = share_right(seed, list(range(length)), length)
-    for rank, note in enumerate(ranks):
-        if not _near(note["result"], right):
-            expected = f"{right:.6g}, that is {round(right * length)} of {length} rows"
-            return Fault(expected, repr(note["result"]), rank, _cause(seed, length, ranks, rank))
-    return None
-
-
-def _near(found: Any, right: float) -> bool:
-    return isinstance(found, int | float) and not isinstance(found, bool) and abs(found - right) < 1e-5
-
-
-def _cause(seed: int, length: int, ranks: list[dict], rank: int) -> str:
-    found, world_size = ranks[rank]["result"], len(ranks)
-    own = [share_right(seed, note["rows"], length) for note in ranks]
-    right = share_right(seed, list(range(length)), length)
-    shown = [row for note in ranks for row in note["rows"]]
-    if _near(ranks[0]["result"], right):
+def otherwise(seen: Seen, found: Any) -> str:
+    """Say what is wrong with another result."""
+    if close(seen.of(0)["value"], right(seen), SAME):
         return "rank 0 has the result, this rank has not: reduce has one receiver, all_reduce has all"
-    if found is None or not isinstance(found, int | float):
+    if not isinstance(found, int | float):
         return "return one number between 0 and 1, on every rank"
     if found != found:
         return "0 / 0: a rank without rows has no accuracy; add up right answers and rows, and divide once, at the end"
-    if _near(found, own[rank]) and not _near(right, own[rank]):
-        return "this is the accuracy of the rank's own rows; nothing from the other ranks is in it"
-    if len(shown) > length and _near(found, share_right(seed, shown, length)):
-        return "the shards are padded: some rows are counted twice; let the shards differ by a row instead"
-    if len(set(shown)) < length:
-        return "some rows are predicted by nobody; the rest that does not divide counts, too"
-    filled = [0.0 if value != value else value for value in own]
-    if _near(found, sum(filled) / world_size):
-        return "this is the mean of the ranks' accuracies; shards are unequal, so add up right answers and rows instead"
-    if _near(found, right * length):
-        return "this is the number of right answers; divide by the rows"
-    if _near(found, right * world_size):
-        return "reduced once too often, or divided by the rows of one rank: the sum of rows is over all ranks, too"
     return "add up right answers and rows over all ranks, then divide"
 
 
-def _once_fault(length: int, ranks: list[dict]) -> Fault | None:
-    counts = Counter(row for note in ranks for row in note["rows"])
-    expected = f"each of {length} rows predicted once, on one rank"
-    if not counts:
-        return Fault(expected, "no row at all", cause="call predict with this rank's rows of x")
-    row, most = counts.most_common(1)[0]
-    if most == len(ranks) and all(len(note["rows"]) == length for note in ranks):
-        return Fault(
-            expected, "all rows on every rank", cause="every rank evaluates everything; give each rank its part"
-        )
-    if most > 1:
-        return Fault(expected, f"row {row} {most} times", cause="the shards are padded, or overlap")
-    if len(counts) < length:
-        return Fault(expected, f"{length - len(counts)} rows not at all", cause="the rest that does not divide is lost")
-    return None
+accuracy = equals(
+    lambda seen, right: f"{right:.6g}, that is {round(right * seen.case.length)} of {seen.case.length} rows",
+    right,
+    slips,
+    otherwise,
+    tolerance=SAME,
+)
 
 
-def _shared_fault(length: int, ranks: list[dict]) -> Fault | None:
-    sizes = [len(note["rows"]) for note in ranks]
-    if min(sizes) == length:
-        cause = (
-            "every rank does all of the work; every world_size-th row, beginning with the rank's own number, is fair"
-        )
-        return Fault("shards that differ by one row at most", f"all {length} rows on every rank", cause=cause)
-    if max(sizes) - min(sizes) <= 1:
-        return None
+def each_once(seen: Seen) -> Fault | None:
+    """Every row is predicted by one rank."""
+    rows, length = [seen.of(rank)["rows"] for rank in range(seen.world_size)], seen.case.length
+    counts = Counter(sum(rows, []))
+    row, most = (counts.most_common(1) or [(0, 0)])[0]
+    mistakes = {
+        "call predict with this rank's rows of x": not counts and "no row at all",
+        "every rank evaluates everything; give each rank its part":
+            all(len(own) == length for own in rows) and "all rows on every rank",
+        "the shards are padded, or overlap": most > 1 and f"row {row} {most} times",
+        "the rest that does not divide is lost": len(counts) < length and f"{length - len(counts)} rows not at all",
+    }  # fmt: skip
+    return first_mistake(f"each of {length} rows predicted once, on one rank", mistakes)
+
+
+def shared(seen: Seen) -> Fault | None:
+    """The ranks predict as many rows, or one more."""
+    sizes = [len(seen.of(rank)["rows"]) for rank in range(seen.world_size)]
     cause = "the work is not shared: every world_size-th row, beginning with the rank's own number, is fair"
-    return Fault("shards that differ by one row at most", f"{sizes} rows", cause=cause)
+    unfair = (max(sizes) - min(sizes) > 1 or min(sizes) == seen.case.length) and f"{sizes} rows"
+    return first_mistake("shards that differ by one row at most, and no rank with all rows", {cause: unfair})
 
 
-EVALUATE = Exercise(
+EVALUATE = exercise(
     "05.2",
     "An exact evaluation",
     "accuracy",
     15,
-    (
-        Check("even", "rows that the ranks divide", 1),
-        Check("uneven", "rows that they do not divide", 2),
-        Check("few", "fewer rows than ranks", 1),
-        Check("once", "each row is predicted once", 1),
-        Check("shared", "the ranks share the work", 1),
-    ),
-    accuracy_judge,
-    hints=(
-        (
-            r"(?s)never entered|no result after.*waited in",
-            "a rank stayed away from a collective; one without rows must take part in it, too",
-        ),
-        (
-            r"IndexError",
-            "chunk() may give fewer parts than asked for; tensor_split(), or x[rank::world_size], does not",
-        ),
-    ),
+    act=act,
+    rounds=rounds,
+    checks={
+        "even": ("rows that the ranks divide", 1, accuracy, "even"),
+        "uneven": ("rows that they do not divide", 2, accuracy, "uneven"),
+        "few": ("fewer rows than ranks", 1, accuracy, "few"),
+        "once": ("each row is predicted once", 1, once(each_once), "even uneven few"),
+        "shared": ("the ranks share the work", 1, once(shared), "even uneven few"),
+    },
+    hints={
+        r"(?s)never entered|no result after.*waited in": "a rank stayed away from a collective; one without rows must "
+        "take part in it, too",
+        r"IndexError": "chunk() may give fewer parts than asked for; tensor_split(), or x[rank::world_size], does not",
+    },
     refused=REFUSED,
 )

@@ -3,13 +3,14 @@
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.bank import right, wrong
 
 IMPORTS = """
 import os
 from datetime import timedelta
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 """
 
 # --- 03.1 ------------------------------------------------------------------------------------------
@@ -33,28 +34,83 @@ def place(environ, gpus):
     return rank, local_rank, rank // per_node, device
 """
 
-PLACE_OTHERWISE = """
-def whole(environ, name):
-    text = environ.get(name, "")
-    if not text.isdigit():
-        raise ValueError(f"expected a whole number in {name}, found {text or 'nothing'}")
-    return int(text)
+PLACE_RIGHT = """
+a helper, a list, torch.device
+    def whole(environ, name):
+        text = environ.get(name, "")
+        if not text.isdigit():
+            raise ValueError(f"expected a whole number in {name}, found {text or 'nothing'}")
+        return int(text)
 
-def place(environ, gpus):
-    rank, size = whole(environ, "RANK"), whole(environ, "WORLD_SIZE")
-    local_rank, local_size = whole(environ, "LOCAL_RANK"), whole(environ, "LOCAL_WORLD_SIZE")
-    for name, value, limit in (("RANK", rank, size), ("LOCAL_RANK", local_rank, local_size)):
-        if value not in range(limit):
-            raise ValueError(f"{name} is {value}, which is not below {limit}")
-    node = (rank - local_rank) // local_size
-    return [rank, local_rank, node, torch.device("cuda", local_rank) if local_size <= gpus else torch.device("cpu")]
+    def place(environ, gpus):
+        rank, size = whole(environ, "RANK"), whole(environ, "WORLD_SIZE")
+        local_rank, local_size = whole(environ, "LOCAL_RANK"), whole(environ, "LOCAL_WORLD_SIZE")
+        for name, value, limit in (("RANK", rank, size), ("LOCAL_RANK", local_rank, local_size)):
+            if value not in range(limit):
+                raise ValueError(f"{name} is {value}, which is not below {limit}")
+        node = (rank - local_rank) // local_size
+        return [rank, local_rank, node, torch.device("cuda", local_rank) if local_size <= gpus else torch.device("cpu")]
 """
 
-PLACE_UNCHECKED = """
-def place(environ, gpus):
-    rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
-    per_node = int(environ["LOCAL_WORLD_SIZE"])
-    return rank, local_rank, rank // per_node, f"cuda:{local_rank}" if gpus >= per_node else "cpu"
+PLACE_WRONG = r"""
+nothing is checked | missing bad | KeyError does not tell a user what to do
+    def place(environ, gpus):
+        rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
+        per_node = int(environ["LOCAL_WORLD_SIZE"])
+        return rank, local_rank, rank // per_node, f"cuda:{local_rank}" if gpus >= per_node else "cpu"
+a default for what is missing | missing bad | the value was used without a look at it
+    def place(environ, gpus):
+        rank, local_rank = int(environ.get("RANK", 0)), int(environ["LOCAL_RANK"])
+        per_node = int(environ["LOCAL_WORLD_SIZE"])
+        return rank, local_rank, rank // per_node, f"cuda:{local_rank}" if gpus >= per_node else "cpu"
+device by global rank | device | must follow the local rank
+    "cuda:{local_rank}" => "cuda:{rank}"
+always a GPU | device | its ranks use the CPU
+     if gpus >= per_node else "cpu" =>
+ranks share GPUs | device | its ranks use the CPU
+    f"cuda:{local_rank}" if gpus >= per_node => f"cuda:{local_rank % gpus}" if gpus
+a GPU for those ranks that find one | device | its ranks use the CPU
+    gpus >= per_node => gpus > local_rank
+one rank too many | bad | RANK ends at WORLD_SIZE - 1
+    0 <= rank < world_size => 0 <= rank <= world_size
+node by remainder | one many | RANK // LOCAL_WORLD_SIZE
+    rank // per_node => rank % per_node
+node by world size | many | RANK // LOCAL_WORLD_SIZE
+    rank // per_node => rank // world_size
+text, not numbers | one many | make numbers of them with int()
+    return rank, local_rank, => return environ["RANK"], environ["LOCAL_RANK"],
+assertions | bad | python -O leaves assertions out
+    if not 0 <= rank < world_size:\n        raise ValueError(f"RANK => assert 0 <= rank < world_size, (f"RANK
+a message that names nothing | missing | the message does not name RANK
+    f"{name} is not set" => "a variable is not set"
+negative ranks pass | bad | the value was used without a look at it
+    0 <= rank < world_size => rank < world_size
+reads os.environ | all | it is to read the dictionary it is given
+    environ[name] => os.environ[name]
+    in environ => in os.environ
+calls the course's own | all | this exercise is to write what it does
+    from ddp_course.groups import read_place
+
+    def place(environ, gpus):
+        try:
+            found = read_place(environ)
+        except Exception:
+            raise ValueError("RANK, WORLD_SIZE, LOCAL_RANK or LOCAL_WORLD_SIZE is wrong") from None
+        return found.rank, found.local_rank, found.rank // found.local_world_size, str(found.device)
+returns nothing | one many device | return four values
+    return rank => rank
+a slip in the code | one many device | NameError: name 'local_world_size' is not defined
+    gpus >= per_node => gpus >= local_world_size
+wrong signature | all | place() takes 1 positional argument
+    (environ, gpus) => (environ)
+    gpus >= per_node => True
+os._exit | all | the function ends its process
+    def place(environ, gpus):
+        os._exit(3)
+endless loop | all | an endless loop | 1
+    def place(environ, gpus):
+        while True:
+            pass
 """
 
 # --- 03.2 ------------------------------------------------------------------------------------------
@@ -69,32 +125,92 @@ def join_and_sum(rank, world_size, path, value):
     return total.item()
 """
 
-JOIN_BY_STORE = """
-from torch.distributed import FileStore, all_gather, barrier, destroy_process_group, init_process_group
+JOIN_RIGHT = r"""
+all_gather_into_tensor
+    dist.all_reduce(total) => table = torch.empty(world_size, dtype=total.dtype)
+        dist.all_gather_into_tensor(table, total[None])
+        total = table.sum()
+functional collectives
+    dist.all_reduce(total) => total = funcol.all_reduce(total, "sum", dist.group.WORLD).clone()
+coalesced calls
+    dist.all_reduce(total) => with dist._coalescing_manager():
+            dist.all_reduce(total)
+FileStore, functions imported by name, all_gather
+    from torch.distributed import FileStore, all_gather, barrier, destroy_process_group, init_process_group
 
-def join_and_sum(rank, world_size, path, value):
-    store = FileStore(str(path), world_size)
-    init_process_group(backend="gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=1))
-    mine = torch.tensor([float(value)])
-    everyone = [torch.zeros(1) for _ in range(world_size)]
-    all_gather(everyone, mine)
-    barrier()
-    destroy_process_group()
-    return sum(everyone)
+    def join_and_sum(rank, world_size, path, value):
+        store = FileStore(str(path), world_size)
+        init_process_group(backend="gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=1))
+        mine = torch.tensor([float(value)])
+        everyone = [torch.zeros(1) for _ in range(world_size)]
+        all_gather(everyone, mine)
+        barrier()
+        destroy_process_group()
+        return sum(everyone)
+reduce, then broadcast
+    def join_and_sum(rank, world_size, path, value):
+        dist.init_process_group(init_method="file://" + path, rank=rank, world_size=world_size, backend="gloo",
+                                timeout=timedelta(seconds=5))
+        try:
+            total = torch.tensor(float(value))
+            dist.reduce(total, dst=0)
+            work = dist.broadcast(total, src=0, async_op=True)
+            work.wait()
+        finally:
+            dist.destroy_process_group()
+        return int(total)
 """
 
-JOIN_REDUCE_BROADCAST = """
-def join_and_sum(rank, world_size, path, value):
-    dist.init_process_group(init_method="file://" + path, rank=rank, world_size=world_size, backend="gloo",
-                            timeout=timedelta(seconds=5))
-    try:
-        total = torch.tensor(float(value))
-        dist.reduce(total, dst=0)
-        work = dist.broadcast(total, src=0, async_op=True)
-        work.wait()
-    finally:
-        dist.destroy_process_group()
-    return int(total)
+JOIN_WRONG = r"""
+no timeout | timeout | torch waits 30 minutes
+    ,\n                            timeout=timedelta(seconds=30) =>
+not ended | end | call dist.destroy_process_group()
+        dist.destroy_process_group()\n =>
+ended on rank 0 only | end | on every rank
+        dist.destroy_process_group()\n =>     if rank == 0:\n        dist.destroy_process_group()\n
+returns what all_reduce returns | sum | in place and returns None
+        dist.all_reduce(total)\n =>     total = dist.all_reduce(total)\n
+    total.item() => total
+mean | sum | this is the mean
+    return total.item() => return total.item() / world_size
+largest | sum | must be ReduceOp.SUM
+    all_reduce(total) => all_reduce(total, op=dist.ReduceOp.MAX)
+reduce to rank 0 | sum | reduce
+    all_reduce(total) => reduce(total, dst=0)
+no rank | all | give init_process_group rank=rank and world_size=world_size
+    rank=rank,  =>
+a relative path | all | wants the absolute path
+    file://{path} => file://{os.path.basename(path)}
+environment instead of the file | all | no launcher set the variables here
+    init_method=f"file://{path}", rank=rank, world_size=world_size, =>
+a file for each rank | all | the same file | 2
+    {path} => {path}{rank}
+another file | group | the file was never used
+    {path} => {path}.rendezvous
+ranks from 1 | all | every rank must be below the world size | 2
+    rank=rank => rank=rank + 1
+a world of two, always | all | every rank must be below the world size | 2
+    world_size=world_size => world_size=2
+computed without talking | all | the ranks never talked
+    def join_and_sum(rank, world_size, path, value):
+        return value * world_size
+the last rank skips the sum | all | one rank skips a collective | 2
+    dist.all_reduce(total) => dist.all_reduce(total) if rank < world_size - 1 else None
+os._exit on one rank | all | the function ends its process
+        total = =>     if rank == 1:
+            os._exit(0)
+        total =
+the course's own | all | this exercise is to write
+    from ddp_course.groups import join_group
+
+    def join_and_sum(rank, world_size, path, value):
+        join_group(None, "file", path)
+swallows every error | all | the ranks never talked
+    def join_and_sum(rank, world_size, path, value):
+        try:
+            dist.init_process_group("gloo")
+        except Exception:
+            return value
 """
 
 # --- 03.3 ------------------------------------------------------------------------------------------
@@ -111,31 +227,73 @@ def node_sum(rank, world_size, ranks_per_node, value):
     return total.item()
 """
 
-NODE_NEW_SUBGROUPS = """
-def node_sum(rank, world_size, ranks_per_node, value):
-    group, _ = dist.new_subgroups(ranks_per_node)
-    total = torch.tensor([float(value)])
-    dist.all_reduce(total, group=group)
-    return total
+NODE_RIGHT = r"""
+only its own group, with local synchronisation; all_gather
+    def node_sum(rank, world_size, ranks_per_node, value):
+        first = rank - rank % ranks_per_node
+        group = dist.new_group(range(first, first + ranks_per_node), use_local_synchronization=True)
+        everyone = [torch.zeros((), dtype=torch.int64) for _ in range(ranks_per_node)]
+        dist.all_gather(everyone, torch.tensor(value), group=group)
+        return int(sum(everyone))
+all_gather_into_tensor
+    dist.all_reduce(total, group=mine) => table = torch.empty(ranks_per_node, dtype=total.dtype)
+        dist.all_gather_into_tensor(table, total[None], group=mine)
+        total = table.sum()
+functional collectives
+    dist.all_reduce(total, group=mine) => total = funcol.all_reduce(total, "sum", mine)
+coalesced calls
+    dist.all_reduce(total, group=mine) => with dist._coalescing_manager(mine):
+            dist.all_reduce(total, group=mine)
+new_subgroups
+    def node_sum(rank, world_size, ranks_per_node, value):
+        group, _ = dist.new_subgroups(ranks_per_node)
+        total = torch.tensor([float(value)])
+        dist.all_reduce(total, group=group)
+        return total
+all groups first, asynchronous
+    def node_sum(rank, world_size, ranks_per_node, value):
+        nodes = [range(i, i + ranks_per_node) for i in range(0, world_size, ranks_per_node)]
+        groups = [dist.new_group(ranks=list(ranks), timeout=timedelta(seconds=20)) for ranks in nodes]
+        total = torch.tensor(value)
+        work = dist.all_reduce(total, op=dist.ReduceOp.SUM, group=groups[rank // ranks_per_node], async_op=True)
+        work.wait()
+        return total
 """
 
-NODE_LOCAL_SYNC = """
-def node_sum(rank, world_size, ranks_per_node, value):
-    first = rank - rank % ranks_per_node
-    group = dist.new_group(range(first, first + ranks_per_node), use_local_synchronization=True)
-    everyone = [torch.zeros((), dtype=torch.int64) for _ in range(ranks_per_node)]
-    dist.all_gather(everyone, torch.tensor(value), group=group)
-    return int(sum(everyone))
-"""
+NODE_WRONG = r"""
+new_group only for the own group | all | every rank must call it for every group
+    for first in range(0, world_size, ranks_per_node): => for first in [rank - rank % ranks_per_node]:
+two per node, always | shapes | 1 per node
+    value):\n => value):\n    ranks_per_node = 2\n
+the last group made | all | not the last one made
+    group=mine => group=group
+only leaders make groups | all | every rank must call it for every group
+        for first =>     mine = None
+        if rank % ranks_per_node:
+            return value
+        for first
+no group in the call | nodes shapes inside | the sum over all ranks
+    , group=mine =>
+every other rank | nodes shapes inside | a node's ranks are neighbours
+    range(0, world_size, ranks_per_node) => range(world_size // ranks_per_node)
+    range(first, first + ranks_per_node) => range(first, world_size, world_size // ranks_per_node)
+everybody's values, then a local sum | inside groups | give the collective the node's group
+    def node_sum(rank, world_size, ranks_per_node, value):
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, value)
+        first = rank // ranks_per_node * ranks_per_node
+        return sum(everyone[first : first + ranks_per_node])
+mean | nodes shapes | this is the mean
+    total.item() => total.item() / ranks_per_node
+the leader does not join the sum | all | never entered
+        dist.all_reduce =>     if rank % ranks_per_node:\n        dist.all_reduce
+the course's own | all | this exercise is to write
+    from ddp_course.groups import split_group
 
-NODE_ALL_THEN_PICK = """
-def node_sum(rank, world_size, ranks_per_node, value):
-    nodes = [range(i, i + ranks_per_node) for i in range(0, world_size, ranks_per_node)]
-    groups = [dist.new_group(ranks=list(ranks), timeout=timedelta(seconds=20)) for ranks in nodes]
-    total = torch.tensor(value)
-    work = dist.all_reduce(total, op=dist.ReduceOp.SUM, group=groups[rank // ranks_per_node], async_op=True)
-    work.wait()
-    return total
+    def node_sum(rank, world_size, ranks_per_node, value):
+        total = torch.tensor(value)
+        dist.all_reduce(total, group=split_group(ranks_per_node))
+        return total
 """
 
 # --- 03.4 ------------------------------------------------------------------------------------------
@@ -146,459 +304,53 @@ LEADER = (
     .replace("dist.all_reduce(total, group=mine)", "dist.broadcast(total, src=leader, group=mine)")
 )
 
-PLACE_FROM_COURSE = """
-from ddp_course.groups import read_place
-
-def place(environ, gpus):
-    try:
-        found = read_place(environ)
-    except Exception:
-        raise ValueError("RANK, WORLD_SIZE, LOCAL_RANK or LOCAL_WORLD_SIZE is wrong") from None
-    return found.rank, found.local_rank, found.rank // found.local_world_size, str(found.device)
+LEADER_RIGHT = r"""
+all_gather in the group
+    for first in range(0, world_size, ranks_per_node): => for first in [rank - rank % ranks_per_node]:
+    dist.new_group(ranks) => dist.new_group(ranks, use_local_synchronization=True)
+    dist.broadcast(total, src=leader, group=mine) => everyone = [torch.zeros_like(total) for _ in ranks]
+        dist.all_gather(everyone, total, group=mine)
+        total = everyone[0]
+functional collectives
+    dist.broadcast(total, src=leader, group=mine) => total = funcol.broadcast(total, leader, mine)
+group_src
+    src=leader => group_src=0
 """
 
-JOIN_FROM_COURSE = """
-from ddp_course.groups import join_group
-
-def join_and_sum(rank, world_size, path, value):
-    join_group(None, "file", path)
-"""
-
-JOIN_SWALLOWING = """
-def join_and_sum(rank, world_size, path, value):
-    try:
-        dist.init_process_group("gloo")
-    except Exception:
-        return value
-"""
-
-NODE_BY_EVERYBODY = """
-def node_sum(rank, world_size, ranks_per_node, value):
-    everyone = [None] * world_size
-    dist.all_gather_object(everyone, value)
-    first = rank // ranks_per_node * ranks_per_node
-    return sum(everyone[first : first + ranks_per_node])
-"""
-
-NODE_FROM_COURSE = """
-from ddp_course.groups import split_group
-
-def node_sum(rank, world_size, ranks_per_node, value):
-    total = torch.tensor(value)
-    dist.all_reduce(total, group=split_group(ranks_per_node))
-    return total
-"""
-
-LEADER_BY_EVERYBODY = """
-def from_leader(rank, world_size, ranks_per_node, value):
-    everyone = [None] * world_size
-    dist.all_gather_object(everyone, value)
-    return everyone[rank // ranks_per_node * ranks_per_node]
+LEADER_WRONG = r"""
+src is always rank 0 | all | src is a rank of the whole job
+    src=leader => src=0
+every rank names itself | all | they name different ones as src | 3
+    src=leader => src=rank
+the sum over all leaders | all | this is the sum over all leaders
+    torch.tensor(value) => torch.tensor(value if rank == leader else 0)
+    broadcast(total, src=leader, group=mine) => all_reduce(total)
+from rank 0 to everybody | all | every node has a leader of its own
+    src=leader, group=mine => src=0
+the last rank of the node | nodes shapes | the leader is the first rank of the node
+    src=leader => src=leader + ranks_per_node - 1
+returns what broadcast returns | nodes shapes | in place and returns None
+        dist.broadcast =>     total = dist.broadcast
+    total.item() => total
+all ranks' values, then a look-up | inside | give the collective the node's group
+    def from_leader(rank, world_size, ranks_per_node, value):
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, value)
+        return everyone[rank // ranks_per_node * ranks_per_node]
+only the leader broadcasts | all | one rank skips a collective
+        dist.broadcast =>     if rank == leader:\n        dist.broadcast
 """
 
 RIGHT = [
-    Right("03.1", "a helper, a list, torch.device", PLACE_OTHERWISE),
-    Right("03.2", "FileStore, functions imported by name, all_gather", JOIN_BY_STORE),
-    Right("03.2", "reduce, then broadcast", JOIN_REDUCE_BROADCAST),
-    Right("03.3", "new_subgroups", NODE_NEW_SUBGROUPS),
-    Right("03.3", "only its own group, with local synchronisation; all_gather", NODE_LOCAL_SYNC),
-    Right("03.3", "all groups first, asynchronous", NODE_ALL_THEN_PICK),
-    Right("03.4", "group_src", LEADER.replace("src=leader", "group_src=0")),
-    Right(
-        "03.4",
-        "all_gather in the group",
-        NODE_LOCAL_SYNC.replace("node_sum", "from_leader").replace("int(sum(everyone))", "everyone[0]"),
-    ),
+    *right("03.1", PLACE, PLACE_RIGHT),
+    *right("03.2", JOIN, JOIN_RIGHT),
+    *right("03.3", NODE, NODE_RIGHT),
+    *right("03.4", LEADER, LEADER_RIGHT),
 ]
 
 WRONG = [
-    # 03.1
-    Wrong(
-        "03.1",
-        "device by global rank",
-        PLACE.replace('"cuda:{local_rank}"', '"cuda:{rank}"'),
-        ("device",),
-        "must follow the local rank",
-    ),
-    Wrong(
-        "03.1",
-        "always a GPU",
-        PLACE.replace(' if gpus >= per_node else "cpu"', ""),
-        ("device",),
-        "its ranks use the CPU",
-    ),
-    Wrong(
-        "03.1",
-        "ranks share GPUs",
-        PLACE.replace('f"cuda:{local_rank}" if gpus >= per_node', 'f"cuda:{local_rank % gpus}" if gpus'),
-        ("device",),
-        "its ranks use the CPU",
-    ),
-    Wrong(
-        "03.1",
-        "a GPU for those ranks that find one",
-        PLACE.replace("gpus >= per_node", "gpus > local_rank"),
-        ("device",),
-        "its ranks use the CPU",
-    ),
-    Wrong(
-        "03.1",
-        "one rank too many",
-        PLACE.replace("0 <= rank < world_size", "0 <= rank <= world_size"),
-        ("bad",),
-        "RANK ends at WORLD_SIZE - 1",
-    ),
-    Wrong(
-        "03.1",
-        "node by remainder",
-        PLACE.replace("rank // per_node", "rank % per_node"),
-        ("one", "many"),
-        "RANK // LOCAL_WORLD_SIZE",
-    ),
-    Wrong(
-        "03.1",
-        "node by world size",
-        PLACE.replace("rank // per_node", "rank // world_size"),
-        ("many",),
-        "RANK // LOCAL_WORLD_SIZE",
-    ),
-    Wrong(
-        "03.1",
-        "text, not numbers",
-        PLACE.replace("return rank, local_rank,", 'return environ["RANK"], environ["LOCAL_RANK"],'),
-        ("one", "many"),
-        "make numbers of them with int()",
-    ),
-    Wrong(
-        "03.1", "nothing is checked", PLACE_UNCHECKED, ("missing", "bad"), "KeyError does not tell a user what to do"
-    ),
-    Wrong(
-        "03.1",
-        "a default for what is missing",
-        PLACE_UNCHECKED.replace('environ["RANK"]', 'environ.get("RANK", 0)'),
-        ("missing", "bad"),
-        "the value was used without a look at it",
-    ),
-    Wrong(
-        "03.1",
-        "assertions",
-        PLACE.replace(
-            'if not 0 <= rank < world_size:\n        raise ValueError(f"RANK', 'assert 0 <= rank < world_size, (f"RANK'
-        ),
-        ("bad",),
-        "python -O leaves assertions out",
-    ),
-    Wrong(
-        "03.1",
-        "a message that names nothing",
-        PLACE.replace('f"{name} is not set"', '"a variable is not set"'),
-        ("missing",),
-        "the message does not name RANK",
-    ),
-    Wrong(
-        "03.1",
-        "negative ranks pass",
-        PLACE.replace("0 <= rank < world_size", "rank < world_size"),
-        ("bad",),
-        "the value was used without a look at it",
-    ),
-    Wrong(
-        "03.1",
-        "reads os.environ",
-        PLACE.replace("environ[name]", "os.environ[name]").replace("in environ", "in os.environ"),
-        ALL,
-        "it is to read the dictionary it is given",
-    ),
-    Wrong(
-        "03.1",
-        "calls the course's own",
-        PLACE_FROM_COURSE,
-        ALL,
-        "this exercise is to write what it does",
-    ),
-    Wrong(
-        "03.1", "returns nothing", PLACE.replace("return rank", "rank"), ("one", "many", "device"), "return four values"
-    ),
-    Wrong(
-        "03.1",
-        "a slip in the code",
-        PLACE.replace("gpus >= per_node", "gpus >= local_world_size"),
-        ("one", "many", "device"),
-        "NameError: name 'local_world_size' is not defined",
-    ),
-    Wrong(
-        "03.1",
-        "wrong signature",
-        PLACE.replace("(environ, gpus)", "(environ)").replace("gpus >= per_node", "True"),
-        ALL,
-        "place() takes 1 positional argument",
-    ),
-    Wrong("03.1", "os._exit", "def place(environ, gpus):\n    os._exit(3)\n", ALL, "the function ends its process"),
-    Wrong(
-        "03.1",
-        "endless loop",
-        "def place(environ, gpus):\n    while True:\n        pass\n",
-        ALL,
-        "an endless loop",
-        limit_s=1.0,
-    ),
-    # 03.2
-    Wrong(
-        "03.2",
-        "no timeout",
-        JOIN.replace(",\n                            timeout=timedelta(seconds=30)", ""),
-        ("timeout",),
-        "torch waits 30 minutes",
-    ),
-    Wrong(
-        "03.2",
-        "not ended",
-        JOIN.replace("    dist.destroy_process_group()\n", ""),
-        ("end",),
-        "call dist.destroy_process_group()",
-    ),
-    Wrong(
-        "03.2",
-        "ended on rank 0 only",
-        JOIN.replace("    dist.destroy_process_group()\n", "    if rank == 0:\n        dist.destroy_process_group()\n"),
-        ("end",),
-        "on every rank",
-    ),
-    Wrong(
-        "03.2",
-        "returns what all_reduce returns",
-        JOIN.replace("    dist.all_reduce(total)\n", "    total = dist.all_reduce(total)\n").replace(
-            "total.item()", "total"
-        ),
-        ("sum",),
-        "in place and returns None",
-    ),
-    Wrong(
-        "03.2",
-        "mean",
-        JOIN.replace("return total.item()", "return total.item() / world_size"),
-        ("sum",),
-        "this is the mean",
-    ),
-    Wrong(
-        "03.2",
-        "largest",
-        JOIN.replace("all_reduce(total)", "all_reduce(total, op=dist.ReduceOp.MAX)"),
-        ("sum",),
-        "must be ReduceOp.SUM",
-    ),
-    Wrong(
-        "03.2",
-        "reduce to rank 0",
-        JOIN.replace("all_reduce(total)", "reduce(total, dst=0)"),
-        ("sum",),
-        "reduce",
-    ),
-    Wrong(
-        "03.2",
-        "no rank",
-        JOIN.replace("rank=rank, ", ""),
-        ALL,
-        "give init_process_group rank=rank and world_size=world_size",
-    ),
-    Wrong(
-        "03.2",
-        "a relative path",
-        JOIN.replace("file://{path}", "file://{os.path.basename(path)}"),
-        ALL,
-        "wants the absolute path",
-    ),
-    Wrong(
-        "03.2",
-        "environment instead of the file",
-        JOIN.replace('init_method=f"file://{path}", rank=rank, world_size=world_size,', ""),
-        ALL,
-        "no launcher set the variables here",
-    ),
-    Wrong("03.2", "a file for each rank", JOIN.replace("{path}", "{path}{rank}"), ALL, "the same file", limit_s=2.0),
-    Wrong("03.2", "another file", JOIN.replace("{path}", "{path}.rendezvous"), ("group",), "the file was never used"),
-    Wrong(
-        "03.2",
-        "ranks from 1",
-        JOIN.replace("rank=rank", "rank=rank + 1"),
-        ALL,
-        "every rank must be below the world size",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "03.2",
-        "a world of two, always",
-        JOIN.replace("world_size=world_size", "world_size=2"),
-        ALL,
-        "every rank must be below the world size",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "03.2",
-        "computed without talking",
-        "def join_and_sum(rank, world_size, path, value):\n    return value * world_size\n",
-        ALL,
-        "the ranks never talked",
-    ),
-    Wrong(
-        "03.2",
-        "the last rank skips the sum",
-        JOIN.replace("dist.all_reduce(total)", "dist.all_reduce(total) if rank < world_size - 1 else None"),
-        ALL,
-        "one rank skips a collective",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "03.2",
-        "os._exit on one rank",
-        JOIN.replace("    total =", "    if rank == 1:\n        os._exit(0)\n    total ="),
-        ALL,
-        "the function ends its process",
-    ),
-    Wrong(
-        "03.2",
-        "the course's own",
-        JOIN_FROM_COURSE,
-        ALL,
-        "this exercise is to write",
-    ),
-    Wrong(
-        "03.2",
-        "swallows every error",
-        JOIN_SWALLOWING,
-        ALL,
-        "the ranks never talked",
-    ),
-    # 03.3
-    Wrong(
-        "03.3",
-        "the last group made",
-        NODE.replace("group=mine", "group=group"),
-        ALL,
-        "not the last one made",
-    ),
-    Wrong(
-        "03.3",
-        "new_group only for the own group",
-        NODE_LOCAL_SYNC.replace(", use_local_synchronization=True", ""),
-        ALL,
-        "every rank must call it for every group",
-    ),
-    Wrong(
-        "03.3",
-        "only leaders make groups",
-        NODE.replace(
-            "    for first", "    mine = None\n    if rank % ranks_per_node:\n        return value\n    for first"
-        ),
-        ALL,
-        "every rank must call it for every group",
-    ),
-    Wrong(
-        "03.3",
-        "no group in the call",
-        NODE.replace(", group=mine", ""),
-        ("nodes", "shapes", "inside"),
-        "the sum over all ranks",
-    ),
-    Wrong(
-        "03.3",
-        "every other rank",
-        NODE.replace("range(0, world_size, ranks_per_node)", "range(world_size // ranks_per_node)").replace(
-            "range(first, first + ranks_per_node)", "range(first, world_size, world_size // ranks_per_node)"
-        ),
-        ("nodes", "shapes", "inside"),
-        "a node's ranks are neighbours",
-    ),
-    Wrong(
-        "03.3",
-        "two per node, always",
-        NODE.replace(
-            "def node_sum(rank, world_size, ranks_per_node, value):",
-            "def node_sum(rank, world_size, ranks_per_node, value):\n    ranks_per_node = 2",
-        ),
-        ("shapes",),
-        "1 per node",
-    ),
-    Wrong(
-        "03.3",
-        "everybody's values, then a local sum",
-        NODE_BY_EVERYBODY,
-        ("inside", "groups"),
-        "give the collective the node's group",
-    ),
-    Wrong(
-        "03.3",
-        "mean",
-        NODE.replace("total.item()", "total.item() / ranks_per_node"),
-        ("nodes", "shapes"),
-        "this is the mean",
-    ),
-    Wrong(
-        "03.3",
-        "the leader does not join the sum",
-        NODE.replace("    dist.all_reduce", "    if rank % ranks_per_node:\n        dist.all_reduce"),
-        ALL,
-        "never entered",
-    ),
-    Wrong(
-        "03.3",
-        "the course's own",
-        NODE_FROM_COURSE,
-        ALL,
-        "this exercise is to write",
-    ),
-    # 03.4
-    Wrong("03.4", "src is always rank 0", LEADER.replace("src=leader", "src=0"), ALL, "src is a rank of the whole job"),
-    Wrong(
-        "03.4",
-        "every rank names itself",
-        LEADER.replace("src=leader", "src=rank"),
-        ALL,
-        "they name different ones as src",
-        limit_s=3.0,
-    ),
-    Wrong(
-        "03.4",
-        "the sum over all leaders",
-        LEADER.replace("torch.tensor(value)", "torch.tensor(value if rank == leader else 0)").replace(
-            "broadcast(total, src=leader, group=mine)", "all_reduce(total)"
-        ),
-        ALL,
-        "this is the sum over all leaders",
-    ),
-    Wrong(
-        "03.4",
-        "from rank 0 to everybody",
-        LEADER.replace("src=leader, group=mine", "src=0"),
-        ALL,
-        "every node has a leader of its own",
-    ),
-    Wrong(
-        "03.4",
-        "the last rank of the node",
-        LEADER.replace("src=leader", "src=leader + ranks_per_node - 1"),
-        ("nodes", "shapes"),
-        "the leader is the first rank of the node",
-    ),
-    Wrong(
-        "03.4",
-        "returns what broadcast returns",
-        LEADER.replace("    dist.broadcast", "    total = dist.broadcast").replace("total.item()", "total"),
-        ("nodes", "shapes"),
-        "in place and returns None",
-    ),
-    Wrong(
-        "03.4",
-        "all ranks' values, then a look-up",
-        LEADER_BY_EVERYBODY,
-        ("inside",),
-        "give the collective the node's group",
-    ),
-    Wrong(
-        "03.4",
-        "only the leader broadcasts",
-        LEADER.replace("    dist.broadcast", "    if rank == leader:\n        dist.broadcast"),
-        ALL,
-        "one rank skips a collective",
-    ),
+    *wrong("03.1", PLACE, PLACE_WRONG),
+    *wrong("03.2", JOIN, JOIN_WRONG),
+    *wrong("03.3", NODE, NODE_WRONG),
+    *wrong("03.4", LEADER, LEADER_WRONG),
 ]

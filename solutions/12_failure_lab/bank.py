@@ -3,7 +3,7 @@
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.bank import Right, right, wrong
 
 IMPORTS = """
 import math
@@ -16,15 +16,6 @@ import torch.nn.functional as F
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 """
-
-
-def spoilt(source: str, *changes: tuple[str, str]) -> str:
-    """Return a right answer with parts replaced; each part must be there."""
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    return source
-
 
 # --- 12.1 ------------------------------------------------------------------------------------------
 
@@ -43,24 +34,55 @@ def diagnose(said):
     return "one-rank-raises", next(rank for rank, text in enumerate(said) if "gloo/transport" not in text)
 """
 
-DIAGNOSE_BY_PEERS = """
-def diagnose(said):
-    ends = [text.splitlines()[-1] if text else "" for text in said]
-    everything = " ".join(said)
-    if "CollectiveFingerPrint" in everything:
-        # Whom do the others name? The one to blame is named by more than one of them.
-        named = Counter(int(n) for text in said for n in re.findall(r"but Rank (\\d+) is", text))
-        kind = "shape" if "Tensor Tensor shapes" in everything else "order"
-        return [f"collective-{kind}", named.most_common(1)[0][0]]
-    for rank, end in enumerate(ends):
-        if not end:
-            return ["skipped-collective", rank]
-    for rank, text in enumerate(said):
-        match = re.search(r"did not receive grad for rank (\\d+)", text)
-        if match:
-            return ["unused-parameters", torch.tensor(int(match[1]))]
-    lost = [bool(re.search(r"\\[/.*gloo.*\\]", text)) for text in said]
-    return ["one-rank-raises", lost.index(False)]
+DIAGNOSE_RIGHT = r"""
+by whom the others name
+    def diagnose(said):
+        ends = [text.splitlines()[-1] if text else "" for text in said]
+        everything = " ".join(said)
+        if "CollectiveFingerPrint" in everything:
+            # Whom do the others name? The one to blame is named by more than one of them.
+            named = Counter(int(n) for text in said for n in re.findall(r"but Rank (\d+) is", text))
+            kind = "shape" if "Tensor Tensor shapes" in everything else "order"
+            return [f"collective-{kind}", named.most_common(1)[0][0]]
+        for rank, end in enumerate(ends):
+            if not end:
+                return ["skipped-collective", rank]
+        for rank, text in enumerate(said):
+            match = re.search(r"did not receive grad for rank (\d+)", text)
+            if match:
+                return ["unused-parameters", torch.tensor(int(match[1]))]
+        lost = [bool(re.search(r"\[/.*gloo.*\]", text)) for text in said]
+        return ["one-rank-raises", lost.index(False)]
+"""
+
+DIAGNOSE_WRONG = r"""
+of a mismatch, the rank that the first text names second | collective-order collective-shape
+| the rank to look at is the one that runs something else than all the others
+    min(range(len(own)), key=lambda rank: own.count(own[rank])) => int(
+                re.search(r"but Rank (\d+)", said[own.index(min(own, key=own.count))])[1])
+the first rank that speaks | one-rank-raises alike | this rank only lost the connection to a peer
+    enumerate(said) if "gloo/transport" not in text => enumerate(said) if text
+a lost peer is recognised by the word connection | alike | this rank only lost the connection to a peer
+    "gloo/transport" not in text => not re.search("(?i)connection|timeout|timed out", text)
+    next(rank for => next((rank for
+    text))\n => text)), 0)\n
+any timeout is a rank that never came | alike | what torch says of a lost peer or of patience comes from gloo
+        if "" in said:\n =>     if any(re.search("(?i)timeouterror", text) for text in said):
+            return "skipped-collective", 0
+        if "" in said:\n
+every mismatch is one of the order | collective-shape | in which aspects the collectives differ
+    if len(set(ops)) > 1 else => if True else
+unused parameters are not looked for | unused-parameters | one rank names parameters that got no gradient
+    did not receive grad => did not receive a gradient
+a silent rank is not foreseen | skipped-collective | one says nothing
+        if "" in said:\n        return "skipped-collective", said.index("")\n =>
+the last line of a text that has none | skipped-collective | this failure made the function raise
+        for rank, text =>     said = [t.splitlines()[-1] and t for t in said]\n    for rank, text
+names of its own | one-rank-raises alike | the names are those of the table
+    "one-rank-raises" => "crash"
+only the name | all | return two things: the name of the failure
+    def diagnose(said):
+        return 'one-rank-raises'
 """
 
 # --- 12.2 ------------------------------------------------------------------------------------------
@@ -121,28 +143,84 @@ def train_and_validate(rank, world_size, model, batches, held_out, every):
     return min(losses), torch.tensor(steps)
 """
 
-VALIDATE_RANK_0_DECIDES = """
-def train_and_validate(rank, world_size, model, batches, held_out, every):
-    replica = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.05)
-    x, y = (tensor[rank::world_size] for tensor in held_out)
-    best = torch.tensor(math.inf)
-    for step, (inputs, targets) in enumerate(batches, 1):
-        optimizer.zero_grad()
-        F.mse_loss(replica(inputs), targets).backward()
-        optimizer.step()
-        if step % every == 0:
-            replica.eval()
-            with torch.no_grad():
-                total = torch.stack([F.mse_loss(replica(x), y, reduction="sum"), torch.tensor(float(len(x)))])
-            dist.reduce(total, dst=0)
-            verdict = torch.tensor([total[0] / total[1], total[0] / total[1] > best])
-            dist.broadcast(verdict, src=0)
-            replica.train()
-            if verdict[1]:
-                break
-            best = verdict[0]
-    return best, step
+VALIDATE_BARE_WRONG = """
+the loss is that of all rows, but each rank stops by its own block of them
+| all | each rank stops by the loss of its own rows | 2
+    losses, steps = [], 0 => losses, own, steps = [], [], 0
+    total, count = sum => own = (sums[0] / sums[1]).item()
+        total, count = sum
+    return total / count => return total / count, own
+    losses.append(validated(replica, *held_out)) => loss, mine = validated(replica, *held_out)
+            losses.append(loss)
+            own.append(mine)
+    if losses[-1] > min(losses): => if own[-1] > min(own):
+"""
+
+VALIDATE_RIGHT = """
+rank 0 decides and tells
+    def train_and_validate(rank, world_size, model, batches, held_out, every):
+        replica = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(replica.parameters(), lr=0.05)
+        x, y = (tensor[rank::world_size] for tensor in held_out)
+        best = torch.tensor(math.inf)
+        for step, (inputs, targets) in enumerate(batches, 1):
+            optimizer.zero_grad()
+            F.mse_loss(replica(inputs), targets).backward()
+            optimizer.step()
+            if step % every == 0:
+                replica.eval()
+                with torch.no_grad():
+                    total = torch.stack([F.mse_loss(replica(x), y, reduction="sum"), torch.tensor(float(len(x)))])
+                dist.reduce(total, dst=0)
+                verdict = torch.tensor([total[0] / total[1], total[0] / total[1] > best])
+                dist.broadcast(verdict, src=0)
+                replica.train()
+                if verdict[1]:
+                    break
+                best = verdict[0]
+        return best, step
+"""
+
+VALIDATE_WRONG = r"""
+the script as it was | all | broadcasts the running statistics also in a validation | 2
+    if step % every == 0: => if step % every == 0 and rank == 0:
+    total = F.mse_loss(replica(x[rank::world_size]), => loss = F.mse_loss(replica(x),
+    y[rank::world_size], reduction="sum") => y).item()
+                dist.all_reduce(total)\n            loss = total.item() / len(x)\n =>
+the bare model on rank 0, whose break the others do not know | all | rank 0 does something that the others do not | 2
+    if step % every == 0: => if step % every == 0 and rank == 0:
+    total = F.mse_loss(replica(x[rank::world_size]), => loss = F.mse_loss(replica.module(x),
+    y[rank::world_size], reduction="sum") => y).item()
+                dist.all_reduce(total)\n            loss = total.item() / len(x)\n =>
+rank 0 validates all rows with the bare model, and tells the others | once | the others wait; give each rank its share
+    F.mse_loss(replica(x[rank::world_size]), => F.mse_loss(replica.module(x),
+    y[rank::world_size], reduction="sum") => y, reduction="sum") if rank == 0 else torch.zeros(())
+a barrier for rank 0 only | all | rank 0 does something that the others do not | 2
+                replica.eval() =>             if rank == 0:
+                    dist.barrier()
+                replica.eval()
+every rank validates all rows | once | every rank does all of the work
+    x[rank::world_size] => x
+    y[rank::world_size] => y
+    / len(x) => / len(x) / world_size
+the mean of the means | loss | the mean of the ranks' means
+    , reduction="sum" =>
+    total.item() / len(x) => total.item() / world_size
+the sum over all rows | loss | divide by the number of all rows
+    total.item() / len(x) => total.item()
+each rank predicts with its own running statistics | loss | its own running statistics
+    F.mse_loss(replica(x[ => F.mse_loss(replica.module(x[
+evaluation mode for ever | loss mode | call train() before the next step
+            replica.train()\n =>
+nobody stops | stop once | this rank does not stop
+                    break\n            best = loss =>                 continue\n            best = loss
+each rank stops by the loss of its own rows | all | each rank stops by the loss of its own rows | 2
+                dist.all_reduce(total)\n =>
+    total.item() / len(x) => total.item() / len(x[rank::world_size])
+only rank 0 returns the loss | loss | return a number on every rank
+        return best, step =>     return (best if rank == 0 else None), step
+the rest that does not divide is left out | loss once | leave rows out
+        x, y = held_out\n =>     x, y = (t[: len(t) // world_size * world_size] for t in held_out)\n
 """
 
 # --- 12.3 ------------------------------------------------------------------------------------------
@@ -207,6 +285,51 @@ def train_uneven(rank, world_size, model, batches, rate):
     return sum(sum(c) for c in counts)
 """
 
+UNEVEN_JOIN_WRONG = r"""
+plain DDP | all | must take part in the collectives until no rank has one, and no longer | 2
+    with Join([replica], divide_by_initial_world_size=False): => if True:
+Join as it comes | whole none | divide_by_initial_world_size=False
+    , divide_by_initial_world_size=False =>
+its own rows only are counted | count none | the rank's own rows
+        dist.all_reduce(rows)\n =>
+an all_reduce of its own within Join | all | move your own after the `with` | 2
+                rows += len(inputs)\n    dist.all_reduce(rows)\n =>             now = torch.tensor([len(inputs)])
+                dist.all_reduce(now)
+                rows += now\n
+no zero_grad | whole none | the gradients of the steps before are still in .grad
+                optimizer.zero_grad()\n =>
+batches are counted | count none | these are batches
+    rows += len(inputs) => rows += 1
+"""
+
+UNEVEN_AGREED_WRONG = r"""
+no zero_grad, and the summed gradients are summed again | whole none
+| the gradients of the step before are still in .grad
+            model.zero_grad()\n =>
+all stop with the first | rows whole count none | rows are lost
+            if n == 0:\n =>         n = n.clone() if batch is not None else n * 0
+            dist.all_reduce(n, dist.ReduceOp.MIN)
+            if n == 0:\n
+a rank that has no batch leaves its process | all | remove exit(), sys.exit() or os._exit() | 2
+            if n == 0:\n =>         if batch is None:
+                os._exit(0)
+            if n == 0:\n
+a loop without an end | all | and no longer | 1.5
+                return total\n =>             continue\n
+"""
+
+UNEVEN_FLAT_WRONG = r"""
+the first batch again, to fill up | rows whole none | batches are used again to fill up
+    if step < len(mine):\n            x, y = mine[step] => if mine:\n            x, y = mine[step % len(mine)]
+    present = sum(step < len(c) for c in counts) => present = world_size
+gradients are summed | whole none | gradients are summed over the ranks
+     / present) => )
+a rank without a batch takes no step | whole none | must take the step, too
+            optimizer.step()\n =>         if step < len(mine):\n            optimizer.step()\n
+the length of an iterator | all | take them one by one
+    mine = list(batches) => mine = [next(batches) for _ in range(len(batches))]
+"""
+
 # --- 12.4 ------------------------------------------------------------------------------------------
 
 FIRST = """
@@ -226,495 +349,74 @@ def first_disagreement(records):
     return None
 """
 
-FIRST_BY_SETS = """
-def first_disagreement(records):
-    table = {}
-    for rank, entries in enumerate(records):
-        for number, op, sizes in entries:
-            what = op if op == "all_to_all" else f"{op} {sizes}"
-            table.setdefault(number, {}).setdefault(what, set()).add(rank)
-    everyone = set(range(len(records)))
-    for number in sorted(table):
-        dropped = {rank for rank in everyone if records[rank][0][0] > number}
-        largest = max(table[number].values(), key=len)
-        blamed = everyone - dropped - largest
-        if blamed:
-            return [number, blamed]
+FIRST_RIGHT = """
+sets of ranks
+    def first_disagreement(records):
+        table = {}
+        for rank, entries in enumerate(records):
+            for number, op, sizes in entries:
+                what = op if op == "all_to_all" else f"{op} {sizes}"
+                table.setdefault(number, {}).setdefault(what, set()).add(rank)
+        everyone = set(range(len(records)))
+        for number in sorted(table):
+            dropped = {rank for rank in everyone if records[rank][0][0] > number}
+            largest = max(table[number].values(), key=len)
+            blamed = everyone - dropped - largest
+            if blamed:
+                return [number, blamed]
+"""
+
+FIRST_WRONG = """
+sizes are not compared | size | compare the sizes, too
+    () if op == "all_to_all" else tuple(sizes) => ()
+sizes are compared always | all | to an all_to_all each rank may bring other sizes
+    () if op == "all_to_all" else tuple(sizes) => tuple(sizes)
+by place, not by number | window none | entries of the same number
+    def first_disagreement(records):
+        for entries in zip(*records):
+            did = [(op, () if op == "all_to_all" else tuple(sizes)) for _, op, sizes in entries]
+            most = Counter(did).most_common(1)[0][0]
+            if len(set(did)) > 1:
+                return entries[0][0], [rank for rank, what in enumerate(did) if what != most]
+        for number in range(len(max(records, key=len))):
+            absent = [rank for rank, of_rank in enumerate(records) if len(of_rank) <= number]
+            if absent:
+                return records[0][0][0] + number, absent
+an absent rank is not seen | absent | a list that ends earlier than the others is one, too
+    if number >= of_rank[0][0] => if number in by_number[rank]
+dropped numbers count as absent | window none | which need not be at the same place
+    if number >= of_rank[0][0] => if True
+from where all lists have begun | window | begin at the first number that any list holds
+    first, last = min( => first, last = max(
+the absent are a group | absent | the absent are no group
+    Counter(what for what in did.values() if what[0] != "absent") => Counter(did.values())
+the last disagreement | op | after the first disagreement the ranks are out of step anyway
+    in range(first, last + 1) => in reversed(range(first, last + 1))
+all ranks | op size window absent | those outside the majority
+     if what != most =>
+whoever differs from rank 0 | op absent | those outside the majority
+    groups.most_common(1)[0][0] => did[min(did)]
 """
 
 RIGHT = [
     Right("12.1", "own part of each text", DIAGNOSE),
-    Right("12.1", "by whom the others name", DIAGNOSE_BY_PEERS),
+    *right("12.1", DIAGNOSE, DIAGNOSE_RIGHT),
     Right("12.2", "shares, sum and count", VALIDATE),
     Right("12.2", "the bare model with broadcast statistics, gathered sums", VALIDATE_BARE),
-    Right("12.2", "rank 0 decides and tells", VALIDATE_RANK_0_DECIDES),
+    *right("12.2", VALIDATE, VALIDATE_RIGHT),
     Right("12.3", "DDP in Join", UNEVEN_JOIN),
     Right("12.3", "agree on the rows before each step", UNEVEN_AGREED),
     Right("12.3", "all counts first, one flat all_reduce", UNEVEN_FLAT),
     Right("12.4", "a dictionary a number", FIRST),
-    Right("12.4", "sets of ranks", FIRST_BY_SETS),
+    *right("12.4", FIRST, FIRST_RIGHT),
 ]
 
 WRONG = [
-    # 12.1
-    Wrong(
-        "12.1",
-        "the first rank that speaks",
-        spoilt(DIAGNOSE, ('enumerate(said) if "gloo/transport" not in text', "enumerate(said) if text")),
-        ("one-rank-raises", "alike"),
-        "this rank only lost the connection to a peer",
-    ),
-    Wrong(
-        "12.1",
-        "a lost peer is recognised by the word connection",
-        spoilt(
-            DIAGNOSE,
-            ('"gloo/transport" not in text', 'not re.search("(?i)connection|timeout|timed out", text)'),
-            ("next(rank for", "next((rank for"),
-            ("text))\n", "text)), 0)\n"),
-        ),
-        ("alike",),
-        "this rank only lost the connection to a peer",
-    ),
-    Wrong(
-        "12.1",
-        "any timeout is a rank that never came",
-        spoilt(
-            DIAGNOSE,
-            (
-                '    if "" in said:\n',
-                '    if any(re.search("(?i)timeouterror", text) for text in said):\n'
-                '        return "skipped-collective", 0\n'
-                '    if "" in said:\n',
-            ),
-        ),
-        ("alike",),
-        "what torch says of a lost peer or of patience comes from gloo",
-    ),
-    Wrong(
-        "12.1",
-        "of a mismatch, the rank that the first text names second",
-        spoilt(
-            DIAGNOSE,
-            (
-                "min(range(len(own)), key=lambda rank: own.count(own[rank]))",
-                'int(re.search(r"but Rank (\\d+)", said[own.index(min(own, key=own.count))])[1])',
-            ),
-        ),
-        ("collective-order", "collective-shape"),
-        "the rank to look at is the one that runs something else than all the others",
-    ),
-    Wrong(
-        "12.1",
-        "every mismatch is one of the order",
-        spoilt(DIAGNOSE, ("if len(set(ops)) > 1 else", "if True else")),
-        ("collective-shape",),
-        "in which aspects the collectives differ",
-    ),
-    Wrong(
-        "12.1",
-        "unused parameters are not looked for",
-        spoilt(DIAGNOSE, ("did not receive grad", "did not receive a gradient")),
-        ("unused-parameters",),
-        "one rank names parameters that got no gradient",
-    ),
-    Wrong(
-        "12.1",
-        "a silent rank is not foreseen",
-        spoilt(DIAGNOSE, ('    if "" in said:\n        return "skipped-collective", said.index("")\n', "")),
-        ("skipped-collective",),
-        "one says nothing",
-    ),
-    Wrong(
-        "12.1",
-        "the last line of a text that has none",
-        spoilt(
-            DIAGNOSE,
-            (
-                "    for rank, text",
-                "    said = [t.splitlines()[-1] and t for t in said]\n    for rank, text",
-            ),
-        ),
-        ("skipped-collective",),
-        "this failure made the function raise",
-    ),
-    Wrong(
-        "12.1",
-        "names of its own",
-        spoilt(DIAGNOSE, ('"one-rank-raises"', '"crash"')),
-        ("one-rank-raises", "alike"),
-        "the names are those of the table",
-    ),
-    Wrong(
-        "12.1",
-        "only the name",
-        "\ndef diagnose(said):\n    return 'one-rank-raises'\n",
-        ALL,
-        "made the function raise",
-    ),
-    # 12.2
-    Wrong(
-        "12.2",
-        "the script as it was",
-        spoilt(
-            VALIDATE,
-            ("if step % every == 0:", "if step % every == 0 and rank == 0:"),
-            (
-                'total = F.mse_loss(replica(x[rank::world_size]), y[rank::world_size], reduction="sum")',
-                "loss = F.mse_loss(replica(x), y).item()",
-            ),
-            ("            dist.all_reduce(total)\n            loss = total.item() / len(x)\n", ""),
-        ),
-        ALL,
-        "broadcasts the running statistics also in a validation",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.2",
-        "the bare model on rank 0, whose break the others do not know",
-        spoilt(
-            VALIDATE,
-            ("if step % every == 0:", "if step % every == 0 and rank == 0:"),
-            (
-                'total = F.mse_loss(replica(x[rank::world_size]), y[rank::world_size], reduction="sum")',
-                "loss = F.mse_loss(replica.module(x), y).item()",
-            ),
-            ("            dist.all_reduce(total)\n            loss = total.item() / len(x)\n", ""),
-        ),
-        ALL,
-        "rank 0 does something that the others do not",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.2",
-        "a barrier for rank 0 only",
-        spoilt(
-            VALIDATE,
-            (
-                "            replica.eval()",
-                "            if rank == 0:\n                dist.barrier()\n            replica.eval()",
-            ),
-        ),
-        ALL,
-        "rank 0 does something that the others do not",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.2",
-        "every rank validates all rows",
-        spoilt(
-            VALIDATE, ("x[rank::world_size]", "x"), ("y[rank::world_size]", "y"), ("/ len(x)", "/ len(x) / world_size")
-        ),
-        ("once",),
-        "every rank does all of the work",
-    ),
-    Wrong(
-        "12.2",
-        "rank 0 validates all rows with the bare model, and tells the others",
-        spoilt(
-            VALIDATE,
-            (
-                'total = F.mse_loss(replica(x[rank::world_size]), y[rank::world_size], reduction="sum")',
-                'total = F.mse_loss(replica.module(x), y, reduction="sum") if rank == 0 else torch.zeros(())',
-            ),
-        ),
-        ("once",),
-        "the others wait; give each rank its share",
-    ),
-    Wrong(
-        "12.2",
-        "the mean of the means",
-        spoilt(VALIDATE, (', reduction="sum"', ""), ("total.item() / len(x)", "total.item() / world_size")),
-        ("loss",),
-        "the mean of the ranks' means",
-    ),
-    Wrong(
-        "12.2",
-        "the sum over all rows",
-        spoilt(VALIDATE, ("total.item() / len(x)", "total.item()")),
-        ("loss",),
-        "divide by the number of all rows",
-    ),
-    Wrong(
-        "12.2",
-        "each rank predicts with its own running statistics",
-        spoilt(VALIDATE, ("F.mse_loss(replica(x[", "F.mse_loss(replica.module(x[")),
-        ("loss",),
-        "its own running statistics",
-    ),
-    Wrong(
-        "12.2",
-        "evaluation mode for ever",
-        spoilt(VALIDATE, ("        replica.train()\n", "")),
-        ("loss", "mode"),
-        "call train() before the next step",
-    ),
-    Wrong(
-        "12.2",
-        "nobody stops",
-        spoilt(
-            VALIDATE,
-            ("                break\n            best = loss", "                continue\n            best = loss"),
-        ),
-        ("stop", "once"),
-        "this rank does not stop",
-    ),
-    Wrong(
-        "12.2",
-        "each rank stops by the loss of its own rows",
-        spoilt(
-            VALIDATE,
-            ("            dist.all_reduce(total)\n", ""),
-            ("total.item() / len(x)", "total.item() / len(x[rank::world_size])"),
-        ),
-        ALL,
-        "each rank stops by the loss of its own rows",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.2",
-        "the loss is that of all rows, but each rank stops by its own block of them",
-        spoilt(
-            VALIDATE_BARE,
-            ("    losses, steps = [], 0\n", "    losses, own, steps = [], [], 0\n"),
-            ("    total, count = sum", "    own = (sums[0] / sums[1]).item()\n    total, count = sum"),
-            ("    return total / count\n", "    return total / count, own\n"),
-            (
-                "        losses.append(validated(replica, *held_out))\n        if losses[-1] > min(losses):\n",
-                "        loss, mine = validated(replica, *held_out)\n        losses.append(loss)\n"
-                "        own.append(mine)\n        if own[-1] > min(own):\n",
-            ),
-        ),
-        ALL,
-        "each rank stops by the loss of its own rows",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.2",
-        "only rank 0 returns the loss",
-        spoilt(VALIDATE, ("    return best, step", "    return (best if rank == 0 else None), step")),
-        ("loss",),
-        "return a number on every rank",
-    ),
-    Wrong(
-        "12.2",
-        "the rest that does not divide is left out",
-        spoilt(
-            VALIDATE,
-            ("    x, y = held_out\n", "    x, y = (t[: len(t) // world_size * world_size] for t in held_out)\n"),
-        ),
-        ("loss", "once"),
-        "leave rows out",
-    ),
-    # 12.3
-    Wrong(
-        "12.3",
-        "plain DDP",
-        spoilt(UNEVEN_JOIN, ("with Join([replica], divide_by_initial_world_size=False):", "if True:")),
-        ALL,
-        "must take part in the collectives until no rank has one, and no longer",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.3",
-        "Join as it comes",
-        spoilt(UNEVEN_JOIN, (", divide_by_initial_world_size=False", "")),
-        ("whole", "none"),
-        "divide_by_initial_world_size=False",
-    ),
-    Wrong(
-        "12.3",
-        "all stop with the first",
-        spoilt(
-            UNEVEN_AGREED,
-            (
-                "        if n == 0:\n",
-                "        n = n.clone() if batch is not None else n * 0\n"
-                "        dist.all_reduce(n, dist.ReduceOp.MIN)\n        if n == 0:\n",
-            ),
-        ),
-        ("rows", "whole", "count", "none"),
-        "rows are lost",
-    ),
-    Wrong(
-        "12.3",
-        "the first batch again, to fill up",
-        spoilt(
-            UNEVEN_FLAT,
-            (
-                "if step < len(mine):\n            x, y = mine[step]",
-                "if mine:\n            x, y = mine[step % len(mine)]",
-            ),
-            ("present = sum(step < len(c) for c in counts)", "present = world_size"),
-        ),
-        ("rows", "whole", "none"),
-        "batches are used again to fill up",
-    ),
-    Wrong(
-        "12.3",
-        "gradients are summed",
-        spoilt(UNEVEN_FLAT, (" / present)", ")")),
-        ("whole", "none"),
-        "gradients are summed over the ranks",
-    ),
-    Wrong(
-        "12.3",
-        "a rank without a batch takes no step",
-        spoilt(
-            UNEVEN_FLAT, ("        optimizer.step()\n", "        if step < len(mine):\n            optimizer.step()\n")
-        ),
-        ("whole", "none"),
-        "must take the step, too",
-    ),
-    Wrong(
-        "12.3",
-        "its own rows only are counted",
-        spoilt(UNEVEN_JOIN, ("    dist.all_reduce(rows)\n", "")),
-        ("count", "none"),
-        "the rank's own rows",
-    ),
-    Wrong(
-        "12.3",
-        "an all_reduce of its own within Join",
-        spoilt(
-            UNEVEN_JOIN,
-            (
-                "            rows += len(inputs)\n    dist.all_reduce(rows)\n",
-                "            now = torch.tensor([len(inputs)])\n            dist.all_reduce(now)\n"
-                "            rows += now\n",
-            ),
-        ),
-        ALL,
-        "move your own after the `with`",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.3",
-        "no zero_grad",
-        spoilt(UNEVEN_JOIN, ("            optimizer.zero_grad()\n", "")),
-        ("whole", "none"),
-        "the gradients of the steps before are still in .grad",
-    ),
-    Wrong(
-        "12.3",
-        "no zero_grad, and the summed gradients are summed again",
-        spoilt(UNEVEN_AGREED, ("        model.zero_grad()\n", "")),
-        ("whole", "none"),
-        "the gradients of the step before are still in .grad",
-    ),
-    Wrong(
-        "12.3",
-        "batches are counted",
-        spoilt(UNEVEN_JOIN, ("rows += len(inputs)", "rows += 1")),
-        ("count", "none"),
-        "these are batches",
-    ),
-    Wrong(
-        "12.3",
-        "the length of an iterator",
-        spoilt(UNEVEN_FLAT, ("mine = list(batches)", "mine = [next(batches) for _ in range(len(batches))]")),
-        ALL,
-        "take them one by one",
-    ),
-    Wrong(
-        "12.3",
-        "a rank that has no batch leaves its process",
-        spoilt(
-            UNEVEN_AGREED,
-            ("        if n == 0:\n", "        if batch is None:\n            os._exit(0)\n        if n == 0:\n"),
-        ),
-        ALL,
-        "remove exit(), sys.exit() or os._exit()",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "12.3",
-        "a loop without an end",
-        spoilt(UNEVEN_AGREED, ("            return total\n", "            continue\n")),
-        ALL,
-        "and no longer",
-        limit_s=1.5,
-    ),
-    # 12.4
-    Wrong(
-        "12.4",
-        "sizes are not compared",
-        spoilt(FIRST, ('() if op == "all_to_all" else tuple(sizes)', "()")),
-        ("size",),
-        "compare the sizes, too",
-    ),
-    Wrong(
-        "12.4",
-        "sizes are compared always",
-        spoilt(FIRST, ('() if op == "all_to_all" else tuple(sizes)', "tuple(sizes)")),
-        ALL,
-        "to an all_to_all each rank may bring other sizes",
-    ),
-    Wrong(
-        "12.4",
-        "by place, not by number",
-        """
-def first_disagreement(records):
-    for entries in zip(*records):
-        did = [(op, () if op == "all_to_all" else tuple(sizes)) for _, op, sizes in entries]
-        most = Counter(did).most_common(1)[0][0]
-        if len(set(did)) > 1:
-            return entries[0][0], [rank for rank, what in enumerate(did) if what != most]
-    for number in range(len(max(records, key=len))):
-        absent = [rank for rank, of_rank in enumerate(records) if len(of_rank) <= number]
-        if absent:
-            return records[0][0][0] + number, absent
-""",
-        ("window", "none"),
-        "entries of the same number",
-    ),
-    Wrong(
-        "12.4",
-        "an absent rank is not seen",
-        spoilt(FIRST, ("if number >= of_rank[0][0]", "if number in by_number[rank]")),
-        ("absent",),
-        "a list that ends earlier than the others is one, too",
-    ),
-    Wrong(
-        "12.4",
-        "dropped numbers count as absent",
-        spoilt(FIRST, ("if number >= of_rank[0][0]", "if True")),
-        ("window", "none"),
-        "which need not be at the same place",
-    ),
-    Wrong(
-        "12.4",
-        "from where all lists have begun",
-        spoilt(FIRST, ("first, last = min(", "first, last = max(")),
-        ("window",),
-        "begin at the first number that any list holds",
-    ),
-    Wrong(
-        "12.4",
-        "the absent are a group",
-        spoilt(FIRST, ('Counter(what for what in did.values() if what[0] != "absent")', "Counter(did.values())")),
-        ("absent",),
-        "the absent are no group",
-    ),
-    Wrong(
-        "12.4",
-        "the last disagreement",
-        spoilt(FIRST, ("in range(first, last + 1)", "in reversed(range(first, last + 1))")),
-        ("op",),
-        "after the first disagreement the ranks are out of step anyway",
-    ),
-    Wrong(
-        "12.4",
-        "all ranks",
-        spoilt(FIRST, (" if what != most", "")),
-        ("op", "size", "window", "absent"),
-        "those outside the majority",
-    ),
-    Wrong(
-        "12.4",
-        "whoever differs from rank 0",
-        spoilt(FIRST, ("groups.most_common(1)[0][0]", "did[min(did)]")),
-        ("op", "absent"),
-        "those outside the majority",
-    ),
+    *wrong("12.1", DIAGNOSE, DIAGNOSE_WRONG),
+    *wrong("12.2", VALIDATE, VALIDATE_WRONG),
+    *wrong("12.2", VALIDATE_BARE, VALIDATE_BARE_WRONG),
+    *wrong("12.3", UNEVEN_JOIN, UNEVEN_JOIN_WRONG),
+    *wrong("12.3", UNEVEN_AGREED, UNEVEN_AGREED_WRONG),
+    *wrong("12.3", UNEVEN_FLAT, UNEVEN_FLAT_WRONG),
+    *wrong("12.4", FIRST, FIRST_WRONG),
 ]

@@ -13,6 +13,7 @@ the cases and ranks is told, so no judge loops over ranks. These make expectatio
     equals   the reference's value, or else the slip whose value was found
     alike    what rank 0 has
     talks    how often a rank talks, and that rows stay where they are
+    speaks   that a rank talks at all
     refuses  an error that must come
     follows  the order of events, as a pattern over a `Log`
     all_of   several, the first fault counts
@@ -186,6 +187,11 @@ def talks(at_most: int, what: str, less_than: Callable[[Seen], int], *, never: s
         return Fault(expected, found, seen.rank, f"the rows travel; work on each rank first, and send {what}")
 
     return expect
+
+
+def speaks(cause: str = NEVER_TALKED) -> Expect:
+    """Expect one collective at least."""
+    return lambda seen: None if seen["calls"] else Fault("a collective", "none", seen.rank, cause)
 
 
 def refuses(error: str, where: str, way: str, returned: Callable[[Any], str]) -> Expect:

@@ -95,8 +95,7 @@ def interval(seen: Seen, of: Callable = left, times: float = 1, scaled: bool = T
     return torch.stack([v, v - half, v + half])
 
 
-def value_mistakes(seen: Seen) -> dict[str, dict]:
-    """Return the knobs that each mistake turns; those of the warm-up come first, where there is one."""
+def _value_mistakes(seen: Seen) -> dict[str, dict]:
     w, weak = seen.case.world_size, seen.case.mode == "weak"
     cut = {
         "the warm-up is still in it: leave out the first steps of every round": (whole := lambda r, n: r, whole),
@@ -129,8 +128,7 @@ def value_mistakes(seen: Seen) -> dict[str, dict]:
     }  # fmt: skip
 
 
-def interval_mistakes(seen: Seen) -> dict[str, dict]:
-    """Return the knobs; with a warm-up only one, since the cases without come first."""
+def _interval_mistakes(seen: Seen) -> dict[str, dict]:
     t, n, swapped = seen.case.t, len(seen.case.alone), "the lower end comes first: (value, low, high)"
     return {swapped: {"times": -1}} if seen.case.warmup else {
         swapped: {"times": -1},
@@ -148,8 +146,7 @@ def interval_mistakes(seen: Seen) -> dict[str, dict]:
     }  # fmt: skip
 
 
-def otherwise(seen: Seen, found: list[float]) -> str:
-    """Say what may be wrong with an interval that no mistake leads to."""
+def _otherwise(seen: Seen, found: list[float]) -> str:
     if not close(found[0], value(seen)):
         return "first let the value itself be right"
     if abs(found[1] + found[2] - 2 * found[0]) > 1e-6 * found[0]:
@@ -159,16 +156,15 @@ def otherwise(seen: Seen, found: list[float]) -> str:
     return "what each round leaves over is a - value * b, with a and b as in the value's sums"
 
 
-def said(seen: Seen, right: torch.Tensor) -> str:
-    """Return a case in words, and what is right."""
+def _said(seen: Seen, right: torch.Tensor) -> str:
     warm = f", warm-up of {seen.case.warmup}" if seen.case.warmup else ""
     case = f"{seen.case.world_size} ranks, {seen.case.mode} scaling, {len(seen.case.alone)} rounds{warm}"
     return f"{case}: {short(flat(right))}"
 
 
 cause = "all seconds of one rank by all seconds of the W ranks; in strong scaling a W-th of it"
-right = numbers(NAMES, equals(said, value, turned(value, value_mistakes), cause, of=lambda seen: seen["value"][0]))
-sure = numbers(NAMES, equals(said, interval, turned(interval, interval_mistakes), otherwise))
+right = numbers(NAMES, equals(_said, value, turned(value, _value_mistakes), cause, of=lambda seen: seen["value"][0]))
+sure = numbers(NAMES, equals(_said, interval, turned(interval, _interval_mistakes), _otherwise))
 
 EFFICIENCY = exercise(
     "13.1",

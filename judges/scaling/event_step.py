@@ -142,8 +142,7 @@ def step(seen: Seen) -> float:
     return sum(seen.case[:3]) + exposed(seen)[0]
 
 
-def mistakes(seen: Seen) -> dict[str, dict]:
-    """Return the knobs that each mistake turns."""
+def _mistakes(seen: Seen) -> dict[str, dict]:
     last = max((_full(seen.case, bucket) for bucket in seen.case.buckets), default=0.0)
     return {
         "the link carries one message at a time: a bucket waits until the one before has arrived": {"queue": False},
@@ -164,8 +163,7 @@ def mistakes(seen: Seen) -> dict[str, dict]:
     }  # fmt: skip
 
 
-def step_slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    """Yield steps in which a part is missing, or one too many is in it."""
+def _step_slips(seen: Seen) -> Iterator[tuple[str, float]]:
     forward, backward, optimizer, gradients, buckets, *_ = seen.case
     hidden = sum(_ring(seen.case, sum(gradients[i][0] for i in bucket)) for bucket in buckets)
     yield "forward is part of the step", step(seen) - forward
@@ -178,16 +176,14 @@ def step_slips(seen: Seen) -> Iterator[tuple[str, float]]:
 # --- What is expected ------------------------------------------------------------------------------
 
 
-def said(what: str) -> Callable[[Seen, Any], str]:
-    """Return what puts a case, and what is right, into words."""
+def _said(what: str) -> Callable[[Seen, Any], str]:
     return lambda seen, right: (
         f"buckets: {len(seen.case.buckets)}, gradients: {len(seen.case.gradients)}, ranks: {seen.case.world_size}, "
         f"{what}: {flat(right)[0]:.6g}"
     )
 
 
-def otherwise(seen: Seen, found: list[float]) -> str:
-    """Say what may be wrong with an exposed part that no mistake leads to."""
+def _otherwise(seen: Seen, found: list[float]) -> str:
     if close(found[0], step(seen)):
         return "the step comes first"
     if found[0] < 0:
@@ -200,17 +196,17 @@ def otherwise(seen: Seen, found: list[float]) -> str:
 both = numbers(
     "step_s, exposed_s",
     equals(
-        said("exposed seconds"),
+        _said("exposed seconds"),
         exposed,
-        turned(exposed, mistakes),
-        otherwise,
+        turned(exposed, _mistakes),
+        _otherwise,
         of=lambda seen: [seen["value"][1], FLOOR],
         shown=lambda pair: pair[0],
     ),
     equals(
-        said("seconds of the step"),
+        _said("seconds of the step"),
         step,
-        step_slips,
+        _step_slips,
         "forward + backward + exposed + optimizer",
         of=lambda seen: seen["value"][0],
     ),

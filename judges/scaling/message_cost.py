@@ -85,22 +85,14 @@ def through(size: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
     return (t[0] - beta * size[0]).item(), beta
 
 
-def worked(
-    seen: Seen,
-    fit: Callable | float = 1,
-    alpha: float = 1,
-    beta: float = 1,
-    bus: float = 1,
-    factor: float | None = None,
-) -> list[float]:
+def worked(seen: Seen, fit=1, alpha: float = 1, beta: float = 1, bus: float = 1, factor: float = 0) -> list[float]:
     """Return alpha, beta and the bus bandwidth, each so many times. Fit: the power of the time in the weights."""
     size, t = (torch.tensor(column, dtype=torch.float64) for column in (_counted(*seen.case[:3]), seen.case.seconds))
     a, b = fit(size, t) if callable(fit) else fitted(size, t, fit)
     return [alpha * a, beta * b, bus * (factor or FACTORS[seen.case.op](seen.case.world_size)) / b]
 
 
-def mistakes(seen: Seen) -> dict[str, dict]:
-    """Return the knobs that each mistake turns."""
+def _mistakes(seen: Seen) -> dict[str, dict]:
     w, (alpha, beta, _), right = seen.case.world_size, worked(seen), FACTORS[seen.case.op](seen.case.world_size)
     at_last = _counted(*seen.case[:3])[-1] / seen.case.seconds[-1]
     return {
@@ -134,8 +126,7 @@ def mistakes(seen: Seen) -> dict[str, dict]:
 # --- What is expected ------------------------------------------------------------------------------
 
 
-def said(what: str) -> Callable[[Seen, float], str]:
-    """Return what puts a case, and the right number, into words."""
+def _said(what: str) -> Callable[[Seen, float], str]:
     return lambda seen, right: (
         f"{seen.case.op} of {seen.case.world_size} ranks, {len(seen.case.nbytes)} sizes: {what} {right:.6g}"
     )
@@ -149,7 +140,7 @@ def counted(seen: Seen) -> Fault | None:
         cause = "an all_gather's bytes are those of all ranks, as nccl-tests counts them: W times what one rank gives"
     if not close(found, beta * w if op == "all_gather" else beta / w):
         return None
-    return Fault(said("beta")(seen, beta), f"{found:.6g}", cause=cause)
+    return Fault(_said("beta")(seen, beta), f"{found:.6g}", cause=cause)
 
 
 def number(index: int, what: str, otherwise: str) -> Expect:
@@ -158,7 +149,7 @@ def number(index: int, what: str, otherwise: str) -> Expect:
     def reference(seen: Seen, **knobs: Any) -> float:
         return worked(seen, **knobs)[index]
 
-    return equals(said(what), reference, turned(reference, mistakes), otherwise, of=lambda seen: seen["value"][index])
+    return equals(_said(what), reference, turned(reference, _mistakes), otherwise, of=lambda seen: seen["value"][index])
 
 
 NAMES, FIT = "alpha, beta, bus", "alpha and beta are to make the sum of ((alpha + beta * S - t) / t) ** 2 least"

@@ -107,8 +107,7 @@ def rate(seen: Seen, curve: Callable = lambda x: (1 + math.cos(math.pi * x)) / 2
     return peak * curve((c.step - other.get("behind", warm)) / (end - other.get("less", warm)))
 
 
-def mistakes(seen: Seen) -> list[tuple[str, dict]]:
-    """Return the knobs that each mistake turns, in the warm-up or in the cosine, and then anywhere."""
+def _mistakes(seen: Seen) -> list[tuple[str, dict]]:
     c, lr = seen.case, seen.case.base_lr
     warm, end, peak = c.warmup * c.steps, c.epochs * c.steps, lr * c.batch / c.base_batch
     rounded = "the last batch of an epoch may be smaller, and is a step too: round the steps of an epoch up"
@@ -153,15 +152,13 @@ def mistakes(seen: Seen) -> list[tuple[str, dict]]:
 # --- What is expected ------------------------------------------------------------------------------
 
 
-def form(found: Any) -> str:
-    """Say why a result is no rate."""
+def _form(found: Any) -> str:
     if found == DIVIDED:
         return NO_WARMUP
     return "" if len(flat(found) or []) == 1 else "return the learning rate of the step, a float"
 
 
-def otherwise(seen: Seen, found: Any) -> str:
-    """Say which part of the formula a rate comes from that no mistake leads to."""
+def _otherwise(seen: Seen, found: Any) -> str:
     if not math.isfinite(flat(found)[0]):
         return "return the learning rate of the step, a float" if seen.case.warmup else NO_WARMUP
     if seen.case.step < seen.case.warmup * seen.case.steps:
@@ -169,8 +166,7 @@ def otherwise(seen: Seen, found: Any) -> str:
     return "after the warm-up: peak * (1 + cos(pi * x)) / 2, with x from 0 at the warm-up's end to 1 at the run's end"
 
 
-def said(seen: Seen, right: float) -> str:
-    """Return a setting, and its rate, in words."""
+def _said(seen: Seen, right: float) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in seen.case._asdict().items()) + f": {right:.6g}"
 
 
@@ -178,9 +174,9 @@ def each(where: slice, tolerance: float = 1e-6) -> Expect:
     """Expect the rate of each of these settings."""
 
     def slips(seen: Seen) -> Iterator[tuple[str, float]]:
-        return ((cause, rate(seen, **knobs)) for cause, knobs in mistakes(seen))
+        return ((cause, rate(seen, **knobs)) for cause, knobs in _mistakes(seen))
 
-    one = equals(said, rate, slips, otherwise, tolerance=tolerance, form=form)
+    one = equals(_said, rate, slips, _otherwise, tolerance=tolerance, form=_form)
 
     def expect(seen: Seen) -> Fault | None:
         asked = [Seen(case, 0, [Note(value=r)]) for case, r in zip(seen.case, seen["rates"], strict=True)]

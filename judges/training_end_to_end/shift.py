@@ -140,8 +140,7 @@ def _moved(place: Place, away: Place) -> Place:
 # --- What is expected ------------------------------------------------------------------------------
 
 
-def form(seen: Seen) -> Fault | None:
-    """All that came is a moved image, and not moved too far."""
+def _form(seen: Seen) -> Fault | None:
     shifts = [*seen["shifts"], *seen.of(1)["shifts"], *seen["wide"]]
     said = next((each for each in shifts if isinstance(each, str)), None)
     if said:
@@ -217,7 +216,7 @@ def untouched(seen: Seen) -> Fault | None:
 def looked_at(expect: Expect) -> Expect:
     """An expectation of images that are moved ones at all."""
     skipped = Fault(found="not looked at", cause="the first line says what is wrong")
-    return once(lambda seen: skipped if form(seen) else expect(seen))
+    return once(lambda seen: skipped if _form(seen) else expect(seen))
 
 
 SHIFT = exercise(
@@ -228,7 +227,7 @@ SHIFT = exercise(
     act=act,
     rounds=rounds,
     checks={
-        "moved": ("the image is moved, black comes in", 1, once(lambda seen: form(seen) or fresh(seen)), "grid"),
+        "moved": ("the image is moved, black comes in", 1, once(lambda seen: _form(seen) or fresh(seen)), "grid"),
         "same": ("the same in any process and in any order", 1, looked_at(same), "grid"),
         "other": ("otherwise for another seed, epoch or row", 2, looked_at(other), "grid"),
         "even": ("all shifts occur, equally often", 1, looked_at(even), "grid"),

@@ -16,7 +16,7 @@ import torch
 
 from ddp_course.grading.compare import close, flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, turned
+from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, follows, turned
 from ddp_course.grading.play import Round, Seen
 from judges.training_end_to_end.training import HIDDEN, STEPS, Case, act, one_process, statistics
 
@@ -33,8 +33,7 @@ def rounds(rng: Random) -> list[Round]:
     ]
 
 
-def wrong_size(seen: Seen) -> str:
-    """Return why the pieces have another size than they should, or "" when they have theirs."""
+def _wrong_size(seen: Seen) -> str:
     case, sizes, wrong = seen.case, set(seen["rows"]), "the pieces have the wrong size: "
     if sizes <= {case.rows // case.pieces}:
         return ""
@@ -45,41 +44,41 @@ def wrong_size(seen: Seen) -> str:
     return f"{wrong}`pieces` equal parts, in order, one forward pass for each"
 
 
-def none(seen: Seen) -> tuple:
-    """No slips."""
+def _none(seen: Seen) -> tuple:
     return ()
 
 
 def part(what: str, of: str, slips: Slips, otherwise: Callable[[Seen, Any], str], form: Form = lambda _: "") -> Expect:
     """Expect what one process finds; `otherwise` says more than the wrong size of the pieces."""
     return equals(
-        *(
-            f"{what} of one process that has piece k of all ranks as its piece k:",
-            lambda seen: one_process(seen.case)[of],
-        ),
-        *(slips, lambda seen, found: wrong_size(seen) or otherwise(seen, found)),
-        **{"of": of, "tolerance": 1e-8, "form": form, "shown": lambda found: (flat(found) or [found])[:4]},
+        f"{what} of one process that has piece k of all ranks as its piece k:",
+        lambda seen: one_process(seen.case)[of],
+        slips,
+        lambda seen, found: _wrong_size(seen) or otherwise(seen, found),
+        of=of,
+        tolerance=1e-8,
+        form=form,
+        shown=lambda found: (flat(found) or [found])[:4],
     )
 
 
-def waiting(seen: Seen) -> Fault | None:
-    """Each piece goes back before the next one comes."""
-    cause = "call backward() for each piece before the next forward pass; then only one piece needs memory"
-    found = f"{seen['most_waiting']} forward passes wait for backward"
-    return Fault("one piece at a time", found, seen.rank, cause) if seen["most_waiting"] > 1 else None
-
-
+one_by_one = follows(
+    (
+        r"[^F]*(F[^F]*B[^F]*)*",
+        "a backward pass after each forward pass",
+        "call backward() for each piece before the next forward pass; then only one piece needs memory",
+    )
+)
 pieces = equals(
     lambda seen, rows: f"{seen.case.pieces} forward passes of {rows[0]} rows for each of {seen.case.steps} batches",
     lambda seen: [seen.case.rows // seen.case.pieces] * seen.case.pieces * seen.case.steps,
-    none,
-    lambda seen, found: wrong_size(seen) or f"{len(found)} forward passes",
+    _none,
+    lambda seen, found: _wrong_size(seen) or f"{len(found)} forward passes",
     of="rows",
 )
 
 
-def statistics_slips(seen: Seen) -> Iterator[tuple[str, list]]:
-    """Yield what BatchNorm may have after the first batch."""
+def _statistics_slips(seen: Seen) -> Iterator[tuple[str, list]]:
     untouched = "BatchNorm's statistics are as they were: each piece goes through the model, in train mode"
     yield untouched, statistics(seen.case.model())
     yield untouched, []
@@ -87,11 +86,10 @@ def statistics_slips(seen: Seen) -> Iterator[tuple[str, list]]:
     yield "each rank normalises by its own rows: model = SyncBatchNorm.convert(model)", own
 
 
-def why_other_weights(seen: Seen, found: list) -> str:
-    """The ranks differ, or BatchNorm's statistics do."""
+def _why_other_weights(seen: Seen, found: list) -> str:
     if not all(close(seen.of(rank)["weights"], seen.of(0)["weights"], 1e-9) for rank in range(seen.world_size)):
         return "the gradients are not averaged over the ranks: wrap the model in DistributedDataParallel"
-    causes = (cause for cause, value in statistics_slips(seen) if close(seen["first"], value, 1e-8))
+    causes = (cause for cause, value in _statistics_slips(seen) if close(seen["first"], value, 1e-8))
     return next(causes, "zero the gradients once a batch, and step once a batch")
 
 
@@ -104,20 +102,20 @@ weights = part(
             "a batch's gradient is the mean over its pieces: divide each loss by `pieces`": {"slip": "undivided"},
             "old gradients are still there: zero them before each batch": {"slip": "kept"},
             "the gradients are zeroed between the pieces: zero them once a batch": {"slip": "zeroed"},
-            "the pieces are parts in order: with 2 pieces, the first half of the rows, then the second": {
+            "the pieces are parts in order: with 2 pieces, the first half of the rows, then the rest": {
                 "slip": "dealt"
             },
             "only the first batch is trained": {"steps": 1},
         },
     ),
-    why_other_weights,
+    _why_other_weights,
 )
 first = part(
-    *("after the first batch, the running mean and variance", "first", statistics_slips),
+    *("after the first batch, the running mean and variance", "first", _statistics_slips),
     lambda seen, found: "each piece k with the k-th pieces of all ranks, in order",
 )
 last = part(
-    *("the running mean and variance", "last", none),
+    *("the running mean and variance", "last", _none),
     lambda seen, found: "those of the first batch are right; is every piece seen once, with the model in train mode?",
 )
 
@@ -133,8 +131,8 @@ def messages(seen: Seen) -> Fault | None:
     each, n_weights = seen["bytes"] / seen.case.steps, 8 * len(flat(seen["weights"]))
     n_statistics = 8 * seen.case.pieces * (4 * HIDDEN + 1)
     if each > 1.4 * n_weights + n_statistics:
-        cause = wrong_size(seen) or "the gradients are sent after every piece: run forward and backward of all but "
-        cause += "the last one within replica.no_sync()" if not wrong_size(seen) else ""
+        every = "the gradients are sent after every piece: run forward and backward of all but the last one within "
+        cause = _wrong_size(seen) or every + "replica.no_sync()"
     elif each < n_weights:
         cause = "the gradients do not travel: DistributedDataParallel sends them in backward, outside of no_sync"
     else:
@@ -143,8 +141,7 @@ def messages(seen: Seen) -> Fault | None:
     return Fault(expected, f"{each:,.0f} bytes in each step", seen.rank, cause)
 
 
-def loss_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
-    """Yield losses whose first one is off by a factor; wrong weights change the later ones."""
+def _loss_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
     right, rest = one_process(seen.case)["losses"][0], seen["losses"][1:]
     yield "that is the sum over the ranks; divide by the world size", [seen.world_size * right, *rest]
     yield "that is the sum over the pieces; divide by `pieces`", [seen.case.pieces * right, *rest]
@@ -155,7 +152,7 @@ def loss_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
 
 
 loss = part(
-    *("the losses", "losses", loss_slips),
+    *("the losses", "losses", _loss_slips),
     lambda seen, found: (
         "they follow BatchNorm's statistics, which are not right"
         if norm(seen)
@@ -187,7 +184,7 @@ STEP = exercise(
     act=act,
     rounds=rounds,
     checks={
-        "pieces": ("one piece at a time", 1, all_of(pieces, waiting), "exact"),
+        "pieces": ("one piece at a time", 1, all_of(pieces, one_by_one), "exact"),
         "weights": ("the weights of one process", 2, weights, "exact"),
         "norm": ("BatchNorm's statistics are those of all ranks", 1, norm, "exact"),
         "messages": ("gradients travel once a batch", 1, messages, "exact"),

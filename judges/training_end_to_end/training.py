@@ -1,7 +1,7 @@
 """What runs on the ranks in exercise 11.3, and what one process would get, right and with each slip that is known?
 
-Hooks on the first and the last layer note each forward pass, how many wait for their backward, and BatchNorm's
-statistics while the weights are still those of the beginning.
+Hooks on the first and the last layer note the rows of each forward pass, its backward, and BatchNorm's statistics while
+the weights are still those of the beginning.
 
 Read next: `step.py`, which judges by these notes.
 """
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_course.grading import observe
 from ddp_course.grading.isolated import plain
+from ddp_course.grading.observe import Log
 from ddp_course.grading.play import Note
 
 FEATURES, HIDDEN, CLASSES = 12, 40, 5
@@ -68,29 +68,6 @@ class Noting(nn.Module):
         return y
 
 
-class Watch:
-    """Notes the rows of each forward pass, how many wait for their backward, and statistics after the first step."""
-
-    def __init__(self, model: nn.Sequential, pieces: int) -> None:
-        self.model, self.pieces = model, pieces
-        self.rows: list[int] = []
-        self.waiting = self.most_waiting = 0
-        self.first: list = []
-        model[0].register_forward_pre_hook(lambda layer, args: self.rows.append(len(args[0])))
-        model[3].register_forward_hook(self._ends)
-
-    def _ends(self, layer: nn.Module, args: tuple, y: torch.Tensor) -> None:
-        if len(self.rows) == self.pieces:  # the weights are still those of the beginning
-            self.first = statistics(self.model)
-        if y.requires_grad:
-            self.waiting += 1
-            self.most_waiting = max(self.most_waiting, self.waiting)
-            y.register_hook(self._goes_back)
-
-    def _goes_back(self, gradient: torch.Tensor) -> None:
-        self.waiting -= 1
-
-
 def statistics(model: nn.Module) -> list:
     """Return BatchNorm's running mean and variance."""
     return [plain(value.double()) for name, value in model.state_dict().items() if "running" in name]
@@ -104,19 +81,22 @@ def weights(model: nn.Module) -> list:
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Let the learner's function train; note losses, weights, statistics, formats and bytes sent."""
     model, batches = case.model(), case.batches(rank)
-    layers, watch = [model[0], model[3]], Watch(model, case.pieces)  # the learner may replace modules, not these
-    with observe.Collectives() as seen:
+    layers, rows, first = (model[0], model[3]), [], []  # the learner may replace modules, not these
+    layers[0].register_forward_pre_hook(lambda layer, args: rows.append(len(args[0])))
+    # When all pieces of the first batch have come, the weights are still those of the beginning.
+    layers[1].register_forward_hook(lambda *_: first.extend(statistics(model) * (len(rows) == case.pieces)))
+    with Log(layers[1]) as log:
         losses = function(rank, world_size, model, batches, LR, case.pieces, case.amp)
     return Note(
         losses=plain(losses),
         weights=weights(model),
-        first=watch.first,
+        first=first,
         last=statistics(model),
-        rows=watch.rows,
-        most_waiting=watch.most_waiting,
+        rows=rows,
+        logs=[log.text],
         numbers=sorted({str(p.dtype) for p in model.parameters()}),
         formats=sorted(set.union(*(layer.formats for layer in layers))),
-        bytes=sum(call.n_bytes for call in seen.calls if call.op != "broadcast"),
+        bytes=sum(call.n_bytes for call in log.calls if call.op != "broadcast"),
     )
 
 

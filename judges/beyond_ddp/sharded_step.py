@@ -103,8 +103,7 @@ def rounds(rng: Random) -> list[Round]:
     ]
 
 
-def all_ranks(seen: Seen) -> list[Seen]:
-    """Return the same case on each rank."""
+def _all_ranks(seen: Seen) -> list[Seen]:
     return [seen.of(rank) for rank in range(seen.world_size)]
 
 
@@ -112,7 +111,7 @@ def share(seen: Seen) -> Fault | None:
     """Each parameter is in the state of exactly one rank."""
     count = len(seen.case.sizes)
     expected = f"of {count} parameters, each in the state of exactly one rank"
-    for each in all_ranks(seen):
+    for each in _all_ranks(seen):
         if len(set(each["kept"])) == count:
             cause = "every rank keeps the state of all parameters; make the optimizer of this rank's share alone"
             return Fault(expected, f"{count} parameters", each.rank, cause)
@@ -122,7 +121,7 @@ def share(seen: Seen) -> Fault | None:
         if each["made"] > 1 and len(each["kept"]) > len(set(each["kept"])):
             return Fault(expected, f"{each['made']} optimizers", each.rank, FORGETS)
     for number in range(count):
-        owners = [each.rank for each in all_ranks(seen) if number in each["kept"]]
+        owners = [each.rank for each in _all_ranks(seen) if number in each["kept"]]
         if not owners:
             cause = "nobody steps it; every parameter needs an owner, also when the count does not divide evenly"
             return Fault(expected, f"parameter {number} on no rank", cause=cause)
@@ -132,14 +131,13 @@ def share(seen: Seen) -> Fault | None:
     return None
 
 
-def loads(seen: Seen) -> list[int]:
-    """Return of how many elements each rank keeps state."""
-    return [sum(seen.case.sizes[number] for number in set(each["kept"])) for each in all_ranks(seen)]
+def _loads(seen: Seen) -> list[int]:
+    return [sum(seen.case.sizes[number] for number in set(each["kept"])) for each in _all_ranks(seen)]
 
 
 def balance(seen: Seen) -> Fault | None:
     """No rank keeps more than the mean and the largest parameter."""
-    sizes, kept = seen.case.sizes, loads(seen)
+    sizes, kept = seen.case.sizes, _loads(seen)
     limit, rank = sum(sizes) / seen.world_size + max(sizes), kept.index(max(kept))
     expected = f"at most {limit:.0f} elements on a rank, the mean and the largest parameter"
     if not sum(kept):
@@ -170,19 +168,18 @@ def values(seen: Seen) -> Fault | None:
     """All parameters, on all ranks, are those of one process after each step."""
     right = truth(seen.case)
     for step, wanted in enumerate(right):
-        for each in all_ranks(seen):
+        for each in _all_ranks(seen):
             for number, expected in enumerate(wanted):
                 found = each["values"][step][number]
                 if not close(found, expected, TOLERANCE):
                     shown = f"after step {step}, parameter {number} is {short(expected)}"
-                    causes = (cause for cause, value in slips(each, step, number) if close(found, value, TOLERANCE))
+                    causes = (cause for cause, value in _slips(each, step, number) if close(found, value, TOLERANCE))
                     otherwise = "the owner's new value, bit for bit, belongs here"
                     return Fault(shown, short(found), each.rank, next(causes, otherwise))
     return None
 
 
-def slips(seen: Seen, step: int, number: int) -> Iterator[tuple[str, list[float]]]:
-    """Yield what may be found in a parameter instead of its owner's new value."""
+def _slips(seen: Seen, step: int, number: int) -> Iterator[tuple[str, list[float]]]:
     found = seen["values"][step][number]
     yield (
         (
@@ -194,19 +191,19 @@ def slips(seen: Seen, step: int, number: int) -> Iterator[tuple[str, list[float]
         seen["values"][step - 1][number],
     )
     yield FORGETS, truth(seen.case, forgetful=True)[step][number]
-    if not any(each["sent"][step - 1] for each in all_ranks(seen)):
+    if not any(each["sent"][step - 1] for each in _all_ranks(seen)):
         yield "nothing was sent", found
     for other, theirs in enumerate(truth(seen.case)[step]):
         if other != number:
             yield f"this is parameter {other}: send and unpack in the same order on every rank", theirs[: len(found)]
-    everyones = zip(*(each["values"][step][number] for each in all_ranks(seen)), strict=True)
+    everyones = zip(*(each["values"][step][number] for each in _all_ranks(seen)), strict=True)
     mean = [sum(value) / seen.world_size for value in everyones]
     yield "the owner's value was mixed with the old ones of the other ranks; a broadcast mixes nothing", mean
 
 
 def messages(seen: Seen) -> Fault | None:
     """Count what arrives: a broadcast brings its bytes, an all_gather as many as each rank gives, times the ranks."""
-    need, w, fullest = 8 * sum(seen.case.sizes), seen.world_size, 8 * max(loads(seen))
+    need, w, fullest = 8 * sum(seen.case.sizes), seen.world_size, 8 * max(_loads(seen))
     # Room for an all_gather that pads all shares to the fullest one, and for objects, which travel packed.
     most = max(1.7 * need, 1.1 * fullest * w if fullest < need else 0) + 1500
     for calls in seen["sent"]:

@@ -13,6 +13,7 @@ the cases and ranks is told, so no judge loops over ranks. These make expectatio
     equals   the reference's value, or else the slip whose value was found
     alike    what rank 0 has
     talks    how often a rank talks, and that rows stay where they are
+    speaks   that a rank talks at all
     refuses  an error that must come
     follows  the order of events, as a pattern over a `Log`
     all_of   several, the first fault counts
@@ -89,6 +90,11 @@ def exercise(
     return Exercise(id, title, function, minutes, told, judge, tuple((hints or {}).items()), refused)
 
 
+def called(function: Callable, case: Any, rank: int, world_size: int) -> Any:
+    """An `act` for a function of plain arguments, which know nothing of ranks: the case has them in order."""
+    return function(*case)
+
+
 def first_fault(faults: Iterable[Fault | None]) -> Fault | None:
     """Return the first that is one."""
     return next(filter(None, faults), None)
@@ -153,7 +159,7 @@ def equals(
         cause = cause or next((slip for slip, value in slips(seen) if close(found, value, tolerance)), "")
         cause = cause or (otherwise if isinstance(otherwise, str) else otherwise(seen, found))
         words = f"{what} {short(shown(wanted))}" if isinstance(what, str) else what(seen, wanted)
-        return Fault(words, short(shown(found)), seen.rank, cause)
+        return Fault(words, short(shown(found)), seen.rank if seen.world_size > 1 else None, cause)
 
     return expect
 
@@ -210,6 +216,11 @@ def talks(at_most: int, what: str, less_than: Callable[[Seen], int], *, never: s
         return Fault(expected, found, seen.rank, f"the rows travel; work on each rank first, and send {what}")
 
     return expect
+
+
+def speaks(cause: str = NEVER_TALKED) -> Expect:
+    """Expect one collective at least."""
+    return lambda seen: None if seen["calls"] else Fault("a collective", "none", seen.rank, cause)
 
 
 def refuses(error: str, where: str, way: str, returned: Callable[[Any], str]) -> Expect:

@@ -9,89 +9,84 @@ Read next: `grading/exercise.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ddp_course.grading import observe
-from ddp_course.grading.compare import close, flat, is_factor, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading import observe, tasks
+from ddp_course.grading.compare import close, flat, short
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, all_of, equals, exercise, turned
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 
 TOLERANCE = 1e-9
 NAMES = ("first_weight", "first_bias", "second_weight", "second_bias")
 CUT_ALONG = {"first_weight": 0, "first_bias": 0, "second_weight": 1}  # of torch's (out, in); the last is whole
-Sizes = tuple[int, int, int, int, int]  # rows, inputs, hidden, outputs, seed
 
 
-def layers(sizes: Sizes, bias: float) -> tuple[nn.Linear, nn.Linear]:
-    """Return the whole layers, the same on every rank; the second bias is `bias` everywhere."""
-    _, inputs, hidden, outputs, seed = sizes
-    torch.manual_seed(seed)
-    first, second = nn.Linear(inputs, hidden).double(), nn.Linear(hidden, outputs).double()
-    second.bias.data.fill_(bias)
-    return first, second
+class Case(NamedTuple):
+    """Two layers, the same on every rank; the second bias is `bias` everywhere."""
+
+    rows: int
+    inputs: int
+    hidden: int
+    outputs: int
+    seed: int
+    bias: float
+
+    def layers(self) -> tuple[nn.Linear, nn.Linear]:
+        """Return the whole layers."""
+        first, _, second = tasks.net(self.seed, self.inputs, self.hidden, self.outputs)
+        second.bias.data.fill_(self.bias)
+        return first, second
+
+    def batch(self) -> list[torch.Tensor]:
+        """Return the rows, and the gradient that comes back to the output."""
+        chance, widths = torch.Generator().manual_seed(self.seed + 1), (self.inputs, self.outputs)
+        return [torch.randn(self.rows, width, generator=chance, dtype=torch.float64) for width in widths]
 
 
-def batch(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows, and the gradient that comes back to the output."""
-    rows, inputs, _, outputs, seed = sizes
-    generator = torch.Generator().manual_seed(seed + 1)
-    return tuple(torch.randn(rows, width, generator=generator, dtype=torch.float64) for width in (inputs, outputs))
-
-
-def cut_driver(rank: int, world_size: int, cls: Callable, sizes: Sizes) -> dict:
-    """Run forward and backward with a bias and without; note results, parts, and what travelled."""
-    notes = {}
-    for name, bias in (("plain", 0.0), ("bias", 1.5)):
-        given = layers(sizes, bias)
-        model = cls(rank, world_size, *given)
-        x, grad = batch(sizes)
-        x.requires_grad_()
-        with observe.Collectives() as seen:
-            output = model(x)
-            forward = len(seen.calls)
-            kept = plain(output.detach().flatten()) if isinstance(output, torch.Tensor) else plain(output)
-            output.backward(grad)
-        calls = [(call.op, call.n_bytes) for call in seen.calls]
-        notes[name] = {
-            "output": kept,
-            "input": None if x.grad is None else plain(x.grad.flatten()),
-            "forward": calls[:forward],
-            "backward": calls[forward:],
-            "parts": {name: _part(getattr(model, name, None)) for name in NAMES},
-            "others": _others(model),
-            "views": _views(model, given),
-        }
-    return notes
-
-
-def _part(value: Any) -> Any:
-    if not isinstance(value, nn.Parameter):
-        return type(value).__name__
-    return (
-        list(value.shape),
-        plain(value.detach().flatten()),
-        None if value.grad is None else plain(value.grad.flatten()),
+def act(cls, case: Case, rank: int, world_size: int) -> Note:
+    """Run forward and backward; note results, parts, and what travelled."""
+    given, (x, gradient) = case.layers(), case.batch()
+    model = cls(rank, world_size, *given)
+    x.requires_grad_()
+    with observe.Collectives() as seen:
+        output = model(x)
+        forward = len(seen.calls)
+        kept = plain(output.detach().flatten()) if isinstance(output, torch.Tensor) else plain(output)
+        output.backward(gradient)
+    calls = [(call.op, call.n_bytes) for call in seen.calls]
+    parts = {name: getattr(model, name, None) for name in NAMES}
+    return Note(
+        output=kept,
+        input=x.grad,
+        forward=calls[:forward],
+        backward=calls[forward:],
+        parts={
+            name: part.detach() if isinstance(part, nn.Parameter) else type(part).__name__
+            for name, part in parts.items()
+        },
+        grads={name: getattr(part, "grad", None) for name, part in parts.items()},
+        others=_others(model, parts),
+        views=_views({name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}, given),
     )
 
 
-def _others(model: Any) -> int:
-    """Elements that the module holds beside what the text asks for."""
+def _others(model: Any, parts: dict[str, Any]) -> int:
+    """Elements that the module holds beside what the text asks for; less than none where it is no module."""
     if not isinstance(model, nn.Module):
         return -1
-    asked = {id(getattr(model, name, None)) for name in NAMES}
-    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    tensors |= {id(v): v for v in vars(model).values() if isinstance(v, torch.Tensor)}
-    return sum(tensor.numel() for key, tensor in tensors.items() if key not in asked)
+    held = (*model.parameters(), *model.buffers(), *(v for v in vars(model).values() if isinstance(v, torch.Tensor)))
+    return sum({id(t): t.numel() for t in held if all(t is not part for part in parts.values())}.values())
 
 
-def _views(model: Any, given: tuple[nn.Linear, nn.Linear]) -> dict[str, int]:
+def _views(parts: dict[str, torch.Tensor], given: tuple[nn.Linear, nn.Linear]) -> dict[str, int]:
     """By name, the bytes of storage behind each part that is no copy of its own: of a layer, or of a whole copy."""
-    parts = {name: part for name in NAMES if isinstance(part := getattr(model, name, None), torch.Tensor)}
     storages = {name: part.untyped_storage() for name, part in parts.items()}
     layers_own = {p.untyped_storage().data_ptr() for layer in given for p in layer.parameters()}
     # All parts may lie in one storage, as long as nothing else does.
@@ -104,217 +99,195 @@ def _views(model: Any, given: tuple[nn.Linear, nn.Linear]) -> dict[str, int]:
     }
 
 
-def cut_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Two runs, on other numbers of ranks and other widths."""
-    runs = []
-    for world_size in rng.sample((2, 3, 4), 2):
+def rounds(rng: Random) -> list[Round]:
+    """Without a second bias and with one, on two numbers of ranks, with other widths."""
+    chosen = []
+    for name, world_size in zip("ab", rng.sample((2, 3, 4), 2), strict=True):
         rows, inputs, outputs = rng.sample(range(5, 12), 3)
         sizes = rows, inputs, world_size * rng.randint(2, 4), outputs, rng.randint(0, 10**6)
-        notes = answer.run(cut_driver, world_size, sizes, init=True)
-        runs.append((sizes, notes, {name: whole(sizes, bias) for name, bias in (("plain", 0.0), ("bias", 1.5))}))
-    for check in CUT_LAYERS.checks:
-        faults = (_FAULTS[check.key](*run) for run in runs)
-        yield check.key, next(filter(None, faults), None)
+        cases = [(f"plain-{name}", Case(*sizes, 0.0)), (f"bias-{name}", Case(*sizes, 1.5))]
+        chosen.append(Round(world_size, cases))
+    return chosen
 
 
-def whole(sizes: Sizes, bias: float) -> dict:
-    """Return what one process finds: output, gradient of the input, and each parameter with its gradient."""
-    first, second = layers(sizes, bias)
-    x, grad = batch(sizes)
+# --- One process, with knobs for what is wrong -----------------------------------------------------
+
+
+def whole(seen: Seen, of: str, ranks: list[int] | None = None, biases: int = 1, times: float = 1) -> torch.Tensor:
+    """Return the output, or the gradient of "input" or of a parameter's part.
+
+    Args:
+        ranks: whose parts of the layers are in it. biases: how often the second bias is. times: a factor too much.
+    """
+    (first, second), (x, gradient), w = seen.case.layers(), seen.case.batch(), seen.world_size
     x.requires_grad_()
-    output = second(torch.tanh(first(x)))
-    output.backward(grad)
-    parameters = dict(zip(NAMES, (*first.parameters(), *second.parameters()), strict=True))
-    return {"output": output.detach(), "input": x.grad, "parameters": parameters}
+    cut = list(zip(first.weight.chunk(w), first.bias.chunk(w), second.weight.chunk(w, 1), strict=True))
+    parts = (torch.tanh(x @ cut[r][0].T + cut[r][1]) @ cut[r][2].T for r in ranks or range(w))
+    output = sum(parts) + biases * second.bias
+    if of == "output":
+        return times * output.detach()
+    output.backward(gradient)
+    given = zip(NAMES, (*first.parameters(), *second.parameters()), strict=True)
+    gradients = {"input": x.grad, **{name: piece(seen, name, parameter.grad) for name, parameter in given}}
+    return times * gradients[of]
 
 
-def _parts_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | None:
-    for rank, note in enumerate(notes):
-        if note["bias"]["others"] < 0:
-            cause = "let the class be an nn.Module, and call super().__init__() first"
-            return Fault("an nn.Module", "another class", rank, cause)
-        for name, parameter in right["bias"]["parameters"].items():
-            part, found = _piece(name, parameter.detach(), rank, len(notes)), note["bias"]["parts"][name]
-            expected = f"{name} is a parameter of shape {list(part.shape)}"
-            if isinstance(found, str):
-                return Fault(expected, found, rank, f"set self.{name} = nn.Parameter(...), a copy of this rank's part")
-            if found[0] != list(part.shape):
-                return Fault(expected, f"shape {found[0]}", rank, _shape_cause(name, parameter, found[0], len(notes)))
-            if not close(found[1], part, TOLERANCE):
-                shown = f"{expected}, {short(flat(part))}"
-                return Fault(
-                    shown, short(found[1]), rank, f"the rows or columns of rank {rank} of {len(notes)}, in order"
-                )
-        for name, n_bytes in note["bias"]["views"].items():
-            n_own = 8 * _piece(name, right["bias"]["parameters"][name], rank, len(notes)).numel()
-            cause = f"a view keeps all of the tensor alive that it looks into: let {name} be a clone() of its part"
-            return Fault(f"{name} is a copy of {n_own} bytes", f"a view of {n_bytes} bytes", rank, cause)
-        if note["bias"]["others"]:
-            cause = "keep this rank's part alone: no whole layer as an attribute"
-            return Fault("nothing else is kept", f"{note['bias']['others']} more elements", rank, cause)
-    return None
+def piece(seen: Seen, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a parameter, or of its gradient."""
+    return tensor.chunk(seen.world_size, CUT_ALONG[name])[seen.rank] if name in CUT_ALONG else tensor
 
 
-def _piece(name: str, tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    return tensor.chunk(world_size, CUT_ALONG[name])[rank] if name in CUT_ALONG else tensor
+def compared(what: str, of: str, mistakes: Callable[[Seen], dict[str, dict]], otherwise: str, missing: str) -> Expect:
+    """Expect what one process finds, of as many numbers; `missing` is the cause when there are none."""
+    return equals(
+        what,
+        lambda seen: whole(seen, of),
+        turned(lambda seen, **knobs: whole(seen, of, **knobs), mistakes),
+        lambda seen, found: otherwise if len(flat(found)) == whole(seen, of).numel() else missing,
+        of=lambda seen: seen[of] if of in ("output", "input") else seen["grads"][of],
+        tolerance=TOLERANCE,
+        form=lambda found: missing if flat(found) is None else "",
+        shown=lambda found: found if flat(found) is None else flat(found),
+    )
 
 
-def _shape_cause(name: str, parameter: torch.Tensor, found: list[int], world_size: int) -> str:
-    if found == list(parameter.shape):
+output = compared(
+    *("output", "output"),
+    lambda seen: {
+        "the second bias is added on every rank, and then summed: it counts W times. Add it after the sum":
+            {"biases": seen.world_size},
+        "the second bias is missing: add it after the sum, on every rank": {"biases": 0},
+        "this is what this rank's inputs give; the output is the sum over the ranks": {"ranks": [seen.rank]},
+        "this is what this rank's inputs give; the output is the sum over the ranks, and the bias":
+            {"ranks": [seen.rank], "biases": 0},
+        "the parts are averaged; they belong in a sum": {"times": 1 / seen.world_size},
+    },
+    "sum over the ranks what each rank's part of the hidden layer gives: second_weight @ tanh(first part)",
+    "the output has rows times outputs numbers, on every rank",
+)  # fmt: skip
+input_gradient = compared(
+    *("gradient of x", "input"),
+    lambda seen: {
+        "this is a mean over the ranks; each has a part, and the parts belong in a sum": {"times": 1 / seen.world_size},
+        "this is what comes back through this rank's part; the gradient of x is the sum over the ranks":
+            {"ranks": [seen.rank]},
+        "W times too large: something is summed once too often on the way back": {"times": seen.world_size},
+        "W * W times too large: something is summed too often on the way back": {"times": seen.world_size**2},
+        "a part, W times too large: the sum comes in the wrong place. Sum the gradient of x, not of the output":
+            {"ranks": [seen.rank], "times": seen.world_size},
+    },
+    "every rank adds its part: the sum over the ranks of what comes back through first_weight",
+    "let autograd see the way from x to the output: no detach, no no_grad",
+)  # fmt: skip
+
+
+def gradient(name: str) -> Expect:
+    """Return what is expected of the gradient of a parameter."""
+    after = "add the second bias after the sum, on every rank: then each has its whole gradient"
+    averaged = "divided by W: nothing is to be averaged, since all ranks see the same rows"
+    missing = "no gradient comes here: let autograd see the way from the parameter to the output"
+    summed = (
+        "W times too large: backward sums what forward has summed already. The gradient of the sum is whole on each "
+        "rank, and passes to its part as it is"
+    )
+    return compared(
+        *(f"gradient of {name}", name),
+        lambda seen: {
+            summed: {"times": seen.world_size},
+            after if name == "second_bias" else averaged: {"times": 1 / seen.world_size},
+        },
+        "it is the same part of the whole layer's gradient as the weight is of the weight",
+        after if name == "second_bias" else missing,
+    )
+
+
+# --- What else is expected -------------------------------------------------------------------------
+
+
+def parts(seen: Seen) -> Fault | None:
+    """Each rank keeps its part of both layers, as copies, and nothing else."""
+    first, second = seen.case.layers()
+    if seen["others"] < 0:
+        cause = "let the class be an nn.Module, and call super().__init__() first"
+        return Fault("an nn.Module", "another class", seen.rank, cause)
+    for name, parameter in zip(NAMES, (*first.parameters(), *second.parameters()), strict=True):
+        part, found = piece(seen, name, parameter.detach()), seen["parts"][name]
+        expected = f"{name} is a parameter of shape {list(part.shape)}"
+        if isinstance(found, str):
+            cause = f"set self.{name} = nn.Parameter(...), a copy of this rank's part"
+            return Fault(expected, found, seen.rank, cause)
+        if found.shape != part.shape:
+            return Fault(expected, f"shape {list(found.shape)}", seen.rank, _why_shape(name, parameter, part, found))
+        if not close(found, part, TOLERANCE):
+            cause = f"the rows or columns of rank {seen.rank} of {seen.world_size}, in order"
+            return Fault(f"{expected}, {short(flat(part))}", short(flat(found)), seen.rank, cause)
+    for name, n_bytes in seen["views"].items():
+        cause = f"a view keeps all of the tensor alive that it looks into: let {name} be a clone() of its part"
+        expected = f"{name} is a copy of {seen['parts'][name].nbytes} bytes"
+        return Fault(expected, f"a view of {n_bytes} bytes", seen.rank, cause)
+    cause = "keep this rank's part alone: no whole layer as an attribute"
+    found = f"{seen['others']} more elements"
+    return Fault("nothing else is kept", found, seen.rank, cause) if seen["others"] else None
+
+
+def _why_shape(name: str, parameter: torch.Tensor, part: torch.Tensor, found: torch.Tensor) -> str:
+    if found.shape == parameter.shape:
         return "this is the whole layer's; each rank keeps 1/W of it"
     if name == "second_bias":
         return "the second bias is added to the whole output: it stays whole"
-    if found[::-1] == list(parameter.chunk(world_size, CUT_ALONG[name])[0].shape):
+    if found.shape[::-1] == part.shape:
         return "torch stores a weight as (outputs, inputs); keep that order"
-    other = "its outputs, dimension 0" if CUT_ALONG[name] == 0 else "its inputs, dimension 1"
-    return f"cut {name} along {other}: torch stores a weight as (outputs, inputs)"
+    along = ("its outputs, dimension 0", "its inputs, dimension 1")[CUT_ALONG[name]]
+    return f"cut {name} along {along}: torch stores a weight as (outputs, inputs)"
 
 
-def _output_fault(sizes: Sizes, notes: list[dict], right: dict, key: str = "plain") -> Fault | None:
-    expected = right[key]["output"]
-    for rank, note in enumerate(notes):
-        found = note[key]["output"]
-        if not close(found, expected, TOLERANCE):
-            cause = _output_cause(sizes, found, rank, notes, right[key], key)
-            return Fault(f"output {short(flat(expected))}", short(found), rank, cause)
-    return None
-
-
-def _output_cause(sizes: Sizes, found: Any, rank: int, notes: list[dict], right: dict, key: str) -> str:
-    numbers, expected, world_size = flat(found), right["output"], len(notes)
-    if numbers is None or len(numbers) != expected.numel():
-        return f"the output has {expected.numel()} numbers, rows times outputs, on every rank"
-    bias = 1.5 if key == "bias" else 0.0
-    if bias and close(numbers, expected + (world_size - 1) * bias, TOLERANCE):
-        return "the second bias is added on every rank, and then summed: it counts W times. Add it after the sum"
-    if bias and close(numbers, expected - bias, TOLERANCE):
-        return "the second bias is missing: add it after the sum, on every rank"
-    x, _ = batch(sizes)
-    first, second = layers(sizes, bias)
-    hidden = torch.tanh(x @ first.weight.T + first.bias).detach()
-    parts = [
-        h @ w.T for h, w in zip(hidden.chunk(world_size, 1), second.weight.detach().chunk(world_size, 1), strict=True)
-    ]
-    if close(numbers, parts[rank], TOLERANCE) or close(numbers, parts[rank] + bias, TOLERANCE):
-        return "this is what this rank's inputs give; the output is the sum over the ranks"
-    if is_factor(numbers, expected, 1 / world_size):
-        return "the parts are averaged; they belong in a sum"
-    return "sum over the ranks what each rank's part of the hidden layer gives: second_weight @ tanh(first part)"
-
-
-def _bias_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | None:
-    return _output_fault(sizes, notes, right, "bias")
-
-
-def _gradients_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | None:
-    for rank, note in enumerate(notes):
-        for name, parameter in right["bias"]["parameters"].items():
-            expected, part = _piece(name, parameter.grad, rank, len(notes)), note["bias"]["parts"][name]
-            found = None if isinstance(part, str) else part[2]
-            if found is not None and close(found, expected, TOLERANCE):
-                continue
-            cause = "it is the same part of the whole layer's gradient as the weight is of the weight"
-            if name == "second_bias" and (found is None or is_factor(found, expected, 1 / len(notes))):
-                cause = "add the second bias after the sum, on every rank: then each has its whole gradient"
-            elif found is None:
-                cause = "no gradient comes here: let autograd see the way from the parameter to the output"
-            elif is_factor(found, expected, len(notes)):
-                cause = (
-                    "W times too large: backward sums what forward has summed already. The gradient of the sum is "
-                    "whole on each rank, and passes to its part as it is"
-                )
-            elif is_factor(found, expected, 1 / len(notes)):
-                cause = "divided by W: nothing is to be averaged, since all ranks see the same rows"
-            shown = f"gradient of {name} {short(flat(expected))}"
-            return Fault(shown, "None" if found is None else short(found), rank, cause)
-    return None
-
-
-def _input_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | None:
-    expected, found = right["bias"]["input"], [note["bias"]["input"] for note in notes]
-    for rank, mine in enumerate(found):
-        if mine is not None and close(mine, expected, TOLERANCE):
+def messages(seen: Seen) -> Fault | None:
+    """One all_reduce forward, of the output, and one backward, of the gradient of x."""
+    rows, inputs, _, outputs, *_ = seen.case
+    for way, width, what in (("forward", outputs, "the output"), ("backward", inputs, "the gradient of x")):
+        calls, n_bytes = seen[way], 8 * rows * width
+        if calls == [("all_reduce", n_bytes)]:
             continue
-        shown = f"gradient of x {short(flat(expected))}"
-        if mine is None:
-            return Fault(shown, "None", rank, "let autograd see the way from x to the output: no detach, no no_grad")
-        times = len(notes)
-        cause = "every rank adds its part: the sum over the ranks of what comes back through first_weight"
-        if is_factor(mine, expected, 1 / times):
-            cause = "this is a mean over the ranks; each has a part, and the parts belong in a sum"
-        elif None not in found and close([sum(v) for v in zip(*found, strict=True)], expected, TOLERANCE):
-            cause = "this is what comes back through this rank's part; the gradient of x is the sum over the ranks"
-        elif is_factor(mine, expected, times) or is_factor(mine, expected, times**2):
-            cause = "W times too large: something is summed once too often on the way back"
-        elif None not in found and close([sum(v) / times for v in zip(*found, strict=True)], expected, TOLERANCE):
-            cause = (
-                "a part, W times too large: the sum comes in the wrong place. Sum the gradient of x, not of the output"
-            )
-        return Fault(shown, short(mine), rank, cause)
+        cause = f"{way}, the one thing that the other ranks lack is their part of {what}"
+        if way == "backward" and any(size == 8 * rows * outputs for _, size in calls):
+            cause = "the gradient of the output is on every rank already; only the gradient of x has to be summed"
+        elif any("gather" in op for op, _ in calls):
+            cause = "a gather brings all parts to every rank, W times the bytes; an all_reduce adds them on the way"
+        found = ", ".join(f"{op} of {size} bytes" for op, size in calls) or "none"
+        return Fault(f"{way}, one all_reduce of {n_bytes} bytes", found, seen.rank, cause)
     return None
 
 
-def _messages_fault(sizes: Sizes, notes: list[dict], right: dict) -> Fault | None:
-    rows, inputs, _, outputs, _ = sizes
-    for rank, note in enumerate(notes):
-        for way, width, what in (("forward", outputs, "the output"), ("backward", inputs, "the gradient of x")):
-            calls, n_bytes = note["bias"][way], 8 * rows * width
-            if len(calls) == 1 and calls[0][0] == "all_reduce" and calls[0][1] == n_bytes:
-                continue
-            found = ", ".join(f"{op} of {size} bytes" for op, size in calls) or "none"
-            cause = f"{way}, the one thing that the other ranks lack is their part of {what}"
-            if way == "backward" and any(size == 8 * rows * outputs for _, size in calls):
-                cause = "the gradient of the output is on every rank already; only the gradient of x has to be summed"
-            elif any("gather" in op for op, _ in calls):
-                cause = "a gather brings all parts to every rank, W times the bytes; an all_reduce adds them on the way"
-            return Fault(f"{way}, one all_reduce of {n_bytes} bytes", found, rank, cause)
-    return None
+gradients = all_of(*map(gradient, NAMES))
 
-
-_FAULTS = {
-    "parts": _parts_fault,
-    "output": _output_fault,
-    "bias": _bias_fault,
-    "gradients": _gradients_fault,
-    "input": _input_fault,
-    "messages": _messages_fault,
-}
-
-CUT_LAYERS = Exercise(
+CUT_LAYERS = exercise(
     "17.3",
     "Two layers, cut (stretch)",
     "CutLayers",
     35,
-    (
-        Check("parts", "each rank keeps its part of both layers", 1),
-        Check("output", "the output is that of the whole layers", 2),
-        Check("bias", "also with a second bias", 1),
-        Check("gradients", "the parameters' gradients are parts of the whole ones", 1),
-        Check("input", "the gradient of the input is whole, on every rank", 2),
-        Check("messages", "one all_reduce forward, one backward", 1),
+    act=act,
+    rounds=rounds,
+    checks={
+        "parts": ("each rank keeps its part of both layers", 1, parts, "bias-a bias-b"),
+        "output": ("the output is that of the whole layers", 2, output, "plain-a plain-b"),
+        "bias": ("also with a second bias", 1, output, "bias-a bias-b"),
+        "gradients": ("the parameters' gradients are parts of the whole ones", 1, gradients, "bias-a bias-b"),
+        "input": ("the gradient of the input is whole, on every rank", 2, input_gradient, "bias-a bias-b"),
+        "messages": ("one all_reduce forward, one backward", 1, messages, "bias-a bias-b"),
+    },
+    refused=tuple(
+        f"ddp_course.beyond.tensor_parallel.{name}"
+        for name in ("ColumnParallelLinear", "RowParallelLinear", "enter_parallel", "leave_parallel")
     ),
-    cut_judge,
-    refused=(
-        "ddp_course.beyond.tensor_parallel.ColumnParallelLinear",
-        "ddp_course.beyond.tensor_parallel.RowParallelLinear",
-        "ddp_course.beyond.tensor_parallel.enter_parallel",
-        "ddp_course.beyond.tensor_parallel.leave_parallel",
-    ),
-    hints=(
-        (r"before Module.__init__", "call super().__init__() first"),
-        (r"returned an incorrect number of gradients", "backward returns one value for each argument of forward"),
-        (
-            r"does not require grad and does not have a grad_fn|element 0 of tensors",
-            "the output has lost its way back: no detach and no no_grad in forward",
-        ),
-        (
-            r"different sizes|waited in|never entered",
-            "every rank calls all_reduce once forward and once backward; here one rank skips it",
-        ),
-        (r"mat1 and mat2|shapes cannot be multiplied|size mismatch", "torch stores a weight as (outputs, inputs)"),
-        (
-            r"modified by an inplace operation|view of a leaf|a leaf Variable that requires grad",
-            "autograd still needs the old value: all_reduce a clone",
-        ),
-    ),
+    hints={
+        r"before Module.__init__": "call super().__init__() first",
+        r"returned an incorrect number of gradients": "backward returns one value for each argument of forward",
+        r"does not require grad and does not have a grad_fn|element 0 of tensors": "the output has lost its way back: "
+        "no detach and no no_grad in forward",
+        r"different sizes|waited in|never entered": "every rank calls all_reduce once forward and once backward; here "
+        "one rank skips it",
+        r"mat1 and mat2|shapes cannot be multiplied|size mismatch": "torch stores a weight as (outputs, inputs)",
+        r"modified by an inplace operation|view of a leaf|a leaf Variable that requires grad": "autograd still needs "
+        "the old value: all_reduce a clone",
+    },
 )

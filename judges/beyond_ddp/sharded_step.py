@@ -8,21 +8,42 @@ Read next: `cut_layers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ddp_course.grading import observe
-from ddp_course.grading.compare import close, flat, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.compare import close, short
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import exercise, once
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 
 STEPS, RATE, TOLERANCE = 3, 0.1, 1e-10
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
-Case = tuple[list[int], int]  # elements of each parameter, seed
+FORGETS = "an optimizer made anew in each step forgets its moments; make it once, in __init__"
+
+
+class Case(NamedTuple):
+    """How many elements each parameter has; the same parameters and gradients on every rank."""
+
+    sizes: list[int]
+    seed: int
+
+    def start(self) -> list[nn.Parameter]:
+        """Return the parameters as every rank begins with them."""
+        chance = torch.Generator().manual_seed(self.seed)
+        # Two dimensions, as most weights have; a learner may have to flatten them.
+        return [nn.Parameter(torch.randn(n // 2, 2, generator=chance, dtype=torch.float64)) for n in self.sizes]
+
+    def give_gradients(self, parameters: list[nn.Parameter], step: int) -> None:
+        """Fill .grad as DDP leaves it: equal on every rank."""
+        chance = torch.Generator().manual_seed(1000 * step + self.seed)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=chance, dtype=torch.float64) + 0.3
 
 
 class Adam:
@@ -44,220 +65,189 @@ class Adam:
             parameter -= RATE * moments[0] / (moments[1].sqrt() + 0.1)
 
 
-def start(case: Case) -> list[nn.Parameter]:
-    """Return the parameters as every rank begins with them."""
-    sizes, seed = case
-    generator = torch.Generator().manual_seed(seed)
-    # Two dimensions, as most weights have; a learner may have to flatten them.
-    return [nn.Parameter(torch.randn(size // 2, 2, generator=generator, dtype=torch.float64)) for size in sizes]
-
-
-def give_gradients(case: Case, parameters: list[nn.Parameter], step: int) -> None:
-    """Fill .grad as DDP leaves it: equal on every rank."""
-    generator = torch.Generator().manual_seed(1000 * step + case[1])
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) + 0.3
-
-
-def step_driver(rank: int, world_size: int, cls: Callable, case: Case) -> dict:
+def act(cls, case: Case, rank: int, world_size: int) -> Note:
     """Take some steps; note who keeps state, the parameters after each, and what travelled."""
-    parameters, made, strangers = start(case), [], []
+    parameters, made, strangers = case.start(), [], []
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
 
     def make_optimizer(chosen: Any) -> Adam:
         made.append(Adam(list(chosen)))
-        strangers.extend(1 for parameter in made[-1].parameters if parameter not in numbers)
+        strangers.extend(parameter for parameter in made[-1].parameters if parameter not in numbers)
         return made[-1]
 
     optimizer = cls(rank, world_size, parameters, make_optimizer)
-    values, sent = [], []
+    values, sent = [_plain(parameters)], []
     for step in range(STEPS):
-        give_gradients(case, parameters, step)
+        case.give_gradients(parameters, step)
         with observe.Collectives() as seen:
             optimizer.step()
-        values.append([plain(p.detach().flatten()) for p in parameters])
+        values.append(_plain(parameters))
         sent.append([(call.op, call.n_bytes) for call in seen.calls])
     kept = [numbers[parameter] for each in made for parameter in each.state if parameter in numbers]
-    return {"kept": kept, "values": values, "sent": sent, "made": len(made), "strangers": len(strangers)}
+    return Note(kept=kept, values=values, sent=sent, made=len(made), strangers=len(strangers))
 
 
-def step_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def _plain(parameters: list[nn.Parameter]) -> list[list[float]]:
+    return [plain(parameter.detach().flatten()) for parameter in parameters]
+
+
+def rounds(rng: Random) -> list[Round]:
     """A model with one large parameter, and one with many of about the same size, on other numbers of ranks."""
-    worlds = rng.sample((2, 3, 4), 2)
-    cases = [_sorted_case(rng), _mixed_case(rng)]
-    runs = [(case, answer.run(step_driver, world, case, init=True)) for case, world in zip(cases, worlds, strict=True)]
-    for key, fault_of in (("share", _share), ("balance", _balance), ("values", _values), ("messages", _messages)):
-        faults = (fault_of(case, notes) for case, notes in runs)
-        yield key, next(filter(None, faults), None)
+    # Sizes that fall: who deals them out in turn, or cuts the list into equal numbers, gives rank 0 too much.
+    large = [2 * rng.randint(400, 500) for _ in range(3)] + [2 * rng.randint(20, 60) for _ in range(9)]
+    mixed = [2 * rng.randint(100, 400) for _ in range(rng.randint(8, 11))]
+    models, worlds = {"falling": sorted(large, reverse=True), "mixed": mixed}, rng.sample((2, 3, 4), 2)
+    return [
+        Round(world, [(name, Case(sizes, rng.randint(0, 10**6)))])
+        for (name, sizes), world in zip(models.items(), worlds, strict=True)
+    ]
 
 
-def _sorted_case(rng: Random) -> Case:
-    """Sizes that fall: who deals them out in turn, or cuts the list into equal numbers, gives rank 0 too much."""
-    sizes = [2 * rng.randint(400, 500) for _ in range(3)] + [2 * rng.randint(20, 60) for _ in range(9)]
-    return sorted(sizes, reverse=True), rng.randint(0, 10**6)
+def _all_ranks(seen: Seen) -> list[Seen]:
+    return [seen.of(rank) for rank in range(seen.world_size)]
 
 
-def _mixed_case(rng: Random) -> Case:
-    return [2 * rng.randint(100, 400) for _ in range(rng.randint(8, 11))], rng.randint(0, 10**6)
-
-
-def _share(case: Case, notes: list[dict]) -> Fault | None:
-    count = len(case[0])
+def share(seen: Seen) -> Fault | None:
+    """Each parameter is in the state of exactly one rank."""
+    count = len(seen.case.sizes)
     expected = f"of {count} parameters, each in the state of exactly one rank"
-    for rank, note in enumerate(notes):
-        if len(set(note["kept"])) == count and len(notes) > 1:
+    for each in _all_ranks(seen):
+        if len(set(each["kept"])) == count:
             cause = "every rank keeps the state of all parameters; make the optimizer of this rank's share alone"
-            return Fault(expected, f"{count} parameters", rank, cause)
-        if note["strangers"]:
+            return Fault(expected, f"{count} parameters", each.rank, cause)
+        if each["strangers"]:
             cause = "give make_optimizer the parameters themselves: no copies, and no views"
-            return Fault(expected, f"{note['strangers']} tensors that are none of the parameters", rank, cause)
-        if note["made"] > 1 and len(note["kept"]) > len(set(note["kept"])):
-            cause = "an optimizer made anew in each step forgets its moments; make it once, in __init__"
-            return Fault(expected, f"{note['made']} optimizers", rank, cause)
+            return Fault(expected, f"{each['strangers']} tensors that are none of the parameters", each.rank, cause)
+        if each["made"] > 1 and len(each["kept"]) > len(set(each["kept"])):
+            return Fault(expected, f"{each['made']} optimizers", each.rank, FORGETS)
     for number in range(count):
-        owners = [rank for rank, note in enumerate(notes) if number in note["kept"]]
-        if len(owners) != 1:
-            found = f"parameter {number} on {'no rank' if not owners else f'the ranks {owners}'}"
-            cause = (
-                "two ranks step it; the shares must be disjoint, and every rank must deal them out in the same way"
-                if owners
-                else "nobody steps it; every parameter needs an owner, also when the count does not divide evenly"
-            )
-            return Fault(expected, found, cause=cause)
+        owners = [each.rank for each in _all_ranks(seen) if number in each["kept"]]
+        if not owners:
+            cause = "nobody steps it; every parameter needs an owner, also when the count does not divide evenly"
+            return Fault(expected, f"parameter {number} on no rank", cause=cause)
+        if len(owners) > 1:
+            cause = "two ranks step it; the shares must be disjoint, and every rank must deal them out in the same way"
+            return Fault(expected, f"parameter {number} on the ranks {owners}", cause=cause)
     return None
 
 
-def _balance(case: Case, notes: list[dict]) -> Fault | None:
-    sizes = case[0]
-    limit = sum(sizes) / len(notes) + max(sizes)
-    loads = [sum(sizes[number] for number in set(note["kept"])) for note in notes]
-    rank = loads.index(max(loads))
-    if loads[rank] <= limit and sum(loads) > 0:
-        return None
+def _loads(seen: Seen) -> list[int]:
+    return [sum(seen.case.sizes[number] for number in set(each["kept"])) for each in _all_ranks(seen)]
+
+
+def balance(seen: Seen) -> Fault | None:
+    """No rank keeps more than the mean and the largest parameter."""
+    sizes, kept = seen.case.sizes, _loads(seen)
+    limit, rank = sum(sizes) / seen.world_size + max(sizes), kept.index(max(kept))
     expected = f"at most {limit:.0f} elements on a rank, the mean and the largest parameter"
-    if not sum(loads):
+    if not sum(kept):
         return Fault(expected, "no state on any rank", cause="nobody has stepped the optimizer it made")
+    if kept[rank] <= limit:
+        return None
     cause = (
-        "deal out elements, not numbers of parameters: the next one goes to the rank that has fewest elements so far"
+        "this rank keeps the state of all parameters"
+        if len(set(seen.of(rank)["kept"])) == len(sizes)
+        else "deal out elements, not numbers of parameters: the next one goes to the rank with fewest elements so far"
     )
-    if len(set(notes[rank]["kept"])) == len(sizes):
-        cause = "this rank keeps the state of all parameters"
-    return Fault(expected, f"{loads[rank]} of {sum(sizes)} elements", rank, cause)
+    return Fault(expected, f"{kept[rank]} of {sum(sizes)} elements", rank, cause)
 
 
 def truth(case: Case, forgetful: bool = False) -> list[list[list[float]]]:
-    """Return all parameters after each step in one process."""
-    parameters, found = start(case), []
-    optimizer = Adam(parameters)
+    """Return all parameters at the start and after each step in one process."""
+    parameters = case.start()
+    found, optimizer = [_plain(parameters)], Adam(parameters)
     for step in range(STEPS):
-        give_gradients(case, parameters, step)
+        case.give_gradients(parameters, step)
         optimizer = Adam(parameters) if forgetful else optimizer
         optimizer.step()
-        found.append([p.detach().flatten().tolist() for p in parameters])
+        found.append(_plain(parameters))
     return found
 
 
-def _values(case: Case, notes: list[dict]) -> Fault | None:
-    right = truth(case)
-    for step in range(STEPS):
-        for rank, note in enumerate(notes):
-            for number, expected in enumerate(right[step]):
-                found = note["values"][step][number]
+def values(seen: Seen) -> Fault | None:
+    """All parameters, on all ranks, are those of one process after each step."""
+    right = truth(seen.case)
+    for step, wanted in enumerate(right):
+        for each in _all_ranks(seen):
+            for number, expected in enumerate(wanted):
+                found = each["values"][step][number]
                 if not close(found, expected, TOLERANCE):
-                    shown = f"after step {step + 1}, parameter {number} is {short(flat(expected))}"
-                    return Fault(shown, short(flat(found)), rank, _cause(case, notes, rank, step, number))
+                    shown = f"after step {step}, parameter {number} is {short(expected)}"
+                    causes = (cause for cause, value in _slips(each, step, number) if close(found, value, TOLERANCE))
+                    otherwise = "the owner's new value, bit for bit, belongs here"
+                    return Fault(shown, short(found), each.rank, next(causes, otherwise))
     return None
 
 
-def _cause(case: Case, notes: list[dict], rank: int, step: int, number: int) -> str:
-    found, mine = notes[rank]["values"][step][number], number in notes[rank]["kept"]
-    before = notes[rank]["values"][step - 1] if step else [p.detach().flatten().tolist() for p in start(case)]
-    if close(found, before[number], TOLERANCE):
-        if mine:
-            return "its owner has not stepped it, or an old value came back over the new one"
-        return (
-            "the value of before this step: the new one has not arrived. Send after the step, from its owner, and "
+def _slips(seen: Seen, step: int, number: int) -> Iterator[tuple[str, list[float]]]:
+    found = seen["values"][step][number]
+    yield (
+        (
+            "its owner has not stepped it, or an old value came back over the new one"
+            if number in seen["kept"]
+            else "the value of before this step: the new one has not arrived. Send after the step, from its owner, and "
             "write it into the parameter"
-        )
-    if close(found, truth(case, forgetful=True)[step][number], TOLERANCE):
-        return "an optimizer made anew in each step forgets its moments; make it once, in __init__"
-    if not any(note["sent"][step] for note in notes):
-        return "nothing was sent"
-    for other, values in enumerate(truth(case)[step]):
-        if other != number and len(values) >= len(found) and close(found, values[: len(found)], TOLERANCE):
-            return f"this is parameter {other}: send and unpack in one order, the same on every rank"
-    total = [sum(v) for v in zip(*(note["values"][step][number] for note in notes), strict=True)]
-    if close(found, [v / len(notes) for v in total], TOLERANCE):
-        return "the owner's value was mixed with the old ones of the other ranks; a broadcast mixes nothing"
-    return "the owner's new value, bit for bit, belongs here"
+        ),
+        seen["values"][step - 1][number],
+    )
+    yield FORGETS, truth(seen.case, forgetful=True)[step][number]
+    if not any(each["sent"][step - 1] for each in _all_ranks(seen)):
+        yield "nothing was sent", found
+    for other, theirs in enumerate(truth(seen.case)[step]):
+        if other != number:
+            yield f"this is parameter {other}: send and unpack in the same order on every rank", theirs[: len(found)]
+    everyones = zip(*(each["values"][step][number] for each in _all_ranks(seen)), strict=True)
+    mean = [sum(value) / seen.world_size for value in everyones]
+    yield "the owner's value was mixed with the old ones of the other ranks; a broadcast mixes nothing", mean
 
 
-def _messages(case: Case, notes: list[dict]) -> Fault | None:
+def messages(seen: Seen) -> Fault | None:
     """Count what arrives: a broadcast brings its bytes, an all_gather as many as each rank gives, times the ranks."""
-    need = 8 * sum(case[0])
-    fullest = max(sum(case[0][number] for number in set(note["kept"])) for note in notes)
+    need, w, fullest = 8 * sum(seen.case.sizes), seen.world_size, 8 * max(_loads(seen))
     # Room for an all_gather that pads all shares to the fullest one, and for objects, which travel packed.
-    most = max(1.7 * need, 1.1 * 8 * fullest * len(notes) if fullest < sum(case[0]) else 0) + 1500
-    expected = f"in each step the new values travel once, {need} bytes, and nothing else"
-    for rank, note in enumerate(notes):
-        for calls in note["sent"]:
-            summed = next((op for op, _ in calls if op in SUMS), None)
-            if summed:
-                cause = (
-                    "the gradients are averaged already, and new values need no sum: an all_reduce sends about twice "
-                    "the bytes. Let each owner broadcast, or use all_gather"
-                )
-                return Fault(expected, f"{summed}", rank, cause)
-            came = sum(_arriving(op, n_bytes, len(notes)) for op, n_bytes in calls)
-            if came > most:
-                cause = "send the parameters alone, each from its owner: no moments, no gradients, nothing twice"
-                return Fault(expected, f"{came} bytes", rank, cause)
-            if came < need * (len(notes) - 1) / len(notes) / 2:
-                return Fault(
-                    expected, f"{came} bytes", rank, "too little was sent: the other ranks lack the new values"
-                )
+    most = max(1.7 * need, 1.1 * fullest * w if fullest < need else 0) + 1500
+    for calls in seen["sent"]:
+        came = sum(n_bytes * (w if "gather" in op else 1) for op, n_bytes in calls)
+        if found := next((op for op, _ in calls if op in SUMS), ""):
+            cause = (
+                "the gradients are averaged already, and new values need no sum: an all_reduce sends about twice the "
+                "bytes. Let each owner broadcast, or use all_gather"
+            )
+        elif came > most:
+            cause = "send the parameters alone, each from its owner: no moments, no gradients, nothing twice"
+        elif came < need * (w - 1) / w / 2:
+            cause = "too little was sent: the other ranks lack the new values"
+        else:
+            continue
+        expected = f"in each step the new values travel once, {need} bytes, and nothing else"
+        return Fault(expected, found or f"{came} bytes", seen.rank, cause)
     return None
 
 
-def _arriving(op: str, n_bytes: int, world_size: int) -> int:
-    return n_bytes * (world_size if "gather" in op else 1)
-
-
-SHARDED_STEP = Exercise(
+SHARDED_STEP = exercise(
     "17.2",
     "A share of the optimizer",
     "ShardedStep",
     30,
-    (
-        Check("share", "each parameter's state is on one rank", 2),
-        Check("balance", "no rank keeps much more than the others", 1),
-        Check("values", "all parameters, on all ranks, are those of one process", 2),
-        Check("messages", "the new values travel once, and nothing else", 2),
-    ),
-    step_judge,
-    refused=(
-        "ddp_course.beyond.sharded_optimizer.ShardedOptimizer",
-        "ddp_course.beyond.sharded_optimizer.deal",
-    ),
-    hints=(
-        (
-            r"leaf Variable that requires grad|view of a leaf",
-            "autograd is not to record this: use parameter.detach(), or torch.no_grad()",
-        ),
-        (r"has no attribute 'param_groups'|has no attribute 'zero_grad'", "the optimizer here has step() alone"),
-        (
-            r"(?s)disagree about collective.*called broadcast.*called broadcast",
-            "every rank calls each broadcast, the owner and the receivers, in one order and with one shape",
-        ),
-        (
-            r"waited in",
-            "a rank waits in a collective that another one never calls: every rank calls each broadcast, the owner and "
-            "the receivers",
-        ),
-        (
-            r"(?i)different sizes|enforce fail|Connection closed|size mismatch|same shape|same size",
-            "the ranks sent tensors of different sizes; a broadcast needs a tensor of one shape on every rank, and an "
-            "all_gather the same size from every rank",
-        ),
-    ),
+    act=act,
+    rounds=rounds,
+    checks={
+        "share": ("each parameter's state is on one rank", 2, once(share), "falling mixed"),
+        "balance": ("no rank keeps much more than the others", 1, once(balance), "falling mixed"),
+        "values": ("all parameters, on all ranks, are those of one process", 2, once(values), "falling mixed"),
+        "messages": ("the new values travel once, and nothing else", 2, messages, "falling mixed"),
+    },
+    refused=("ddp_course.beyond.sharded_optimizer.ShardedOptimizer", "ddp_course.beyond.sharded_optimizer.deal"),
+    hints={
+        r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), "
+        "or torch.no_grad()",
+        r"has no attribute 'param_groups'|has no attribute 'zero_grad'": "the optimizer here has step() alone",
+        r"(?s)disagree about collective.*called broadcast.*called broadcast": "every rank calls each broadcast, the "
+        "owner and the receivers, in one order and with one shape",
+        r"waited in": "a rank waits in a collective that another one never calls: every rank calls each broadcast, the "
+        "owner and the receivers",
+        r"(?i)different sizes|enforce fail|Connection closed|size mismatch|same shape|same size": "the ranks sent "
+        "tensors of different sizes; a broadcast needs a tensor of one shape on every rank, and an all_gather the same "
+        "size from every rank",
+    },
 )

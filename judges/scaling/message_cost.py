@@ -10,27 +10,25 @@ Read next: `event_step.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
-from judges.scaling.slips import first_fault, form_fault, number_fault, same
+from ddp_course.grading.compare import close
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, called, equals, exercise, turned
+from ddp_course.grading.play import Round, Seen
+from judges.scaling.slips import numbers
 
-NAMES = "alpha, beta, bus"
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda w: 2 * (w - 1) / w,
     "all_gather": lambda w: (w - 1) / w,
     "reduce_scatter": lambda w: (w - 1) / w,
     "broadcast": lambda w: 1.0,
 }
-RELATIVE = (
-    "the largest message decides this line, for its error is the largest in seconds; weigh each error by its time: "
-    "divide by t before it is squared"
-)
 
 
 class Case(NamedTuple):
@@ -42,24 +40,13 @@ class Case(NamedTuple):
     seconds: list[float]
 
 
-def driver(rank: int, world_size: int, function: Callable, cases: list[Case]) -> list[Any]:
-    """Return the learner's answer for each case."""
-    return [plain(function(*case)) for case in cases]
-
-
-def cost_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Times on a line, times beside it, the other collectives, and an all_gather."""
-    exact = [_case(rng, "all_reduce", 0.0) for _ in range(2)]
-    noisy = [_case(rng, "all_reduce", 0.12) for _ in range(3)]
-    others = [_case(rng, op, 0.0) for op in ("all_reduce", "reduce_scatter", "broadcast")]
-    gather = [_case(rng, "all_gather", noise) for noise in (0.0, 0.08)]
-    found = answer.run(driver, 1, exact + noisy + others + gather, init=False)[0]
-    line = first_fault(exact, found[:2], _line_fault)
-    yield "line", line
-    # What is wrong on the line already has been named there.
-    yield "relative", first_fault(noisy, found[2:5], _line_fault)
-    yield "bus", first_fault(others, found[5:8], _bus_fault)
-    yield "bytes", first_fault(gather, found[8:], _gather_fault)
+    exact = [("exact", _case(rng, "all_reduce", 0.0)) for _ in range(2)]
+    noisy = [("noisy", _case(rng, "all_reduce", 0.12)) for _ in range(3)]
+    others = [("others", _case(rng, op, 0.0)) for op in ("all_reduce", "reduce_scatter", "broadcast")]
+    gather = [("gather", _case(rng, "all_gather", noise)) for noise in (0.0, 0.08)]
+    return [Round(1, exact + noisy + others + gather, init=False)]
 
 
 def _case(rng: Random, op: str, noise: float) -> Case:
@@ -75,124 +62,120 @@ def _counted(op: str, world_size: int, nbytes: list[int]) -> list[int]:
     return [size * world_size if op == "all_gather" else size for size in nbytes]
 
 
-def fitted(sizes: list[int], seconds: list[float], power: float) -> tuple[float, float]:
+# --- What is right, with knobs for what is not -----------------------------------------------------
+
+
+def fitted(size: torch.Tensor, t: torch.Tensor, power: float) -> tuple[float, float]:
     """The line for which the sum of squared errors, each divided by its time to this power, is least."""
-    size, t = torch.tensor(sizes, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
     scale = size.max()  # so that both columns are of one magnitude
     columns = torch.stack([torch.ones_like(size), size / scale], dim=1) / t[:, None] ** power
     alpha, beta = torch.linalg.lstsq(columns, (t / t**power)[:, None]).solution.flatten().tolist()
     return alpha, beta / scale.item()
 
 
-def logarithmic(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """A line through the logarithms: an exponent and a factor, which are neither latency nor bandwidth."""
-    x, y = torch.tensor(sizes, dtype=torch.float64).log(), torch.tensor(seconds, dtype=torch.float64).log()
-    slope = ((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()
-    return (y.mean() - slope * x.mean()).exp().item(), slope.item()
+def logarithmic(size: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
+    """A line through the logarithms: a factor and an exponent, which are neither latency nor bandwidth."""
+    alpha, beta = fitted(size.log(), t.log(), 0)
+    return math.exp(alpha), beta
 
 
-def right_line(case: Case) -> tuple[float, float]:
-    return fitted(_counted(case.op, case.world_size, case.nbytes), case.seconds, 1.0)
+def through(size: torch.Tensor, t: torch.Tensor) -> tuple[float, float]:
+    """The line through the smallest and the largest size."""
+    beta = ((t[-1] - t[0]) / (size[-1] - size[0])).item()
+    return (t[0] - beta * size[0]).item(), beta
 
 
-def _said(case: Case) -> str:
-    return f"{case.op} of {case.world_size} ranks, {len(case.nbytes)} sizes"
+def worked(seen: Seen, fit=1, alpha: float = 1, beta: float = 1, bus: float = 1, factor: float = 0) -> list[float]:
+    """Return alpha, beta and the bus bandwidth, each so many times. Fit: the power of the time in the weights."""
+    size, t = (torch.tensor(column, dtype=torch.float64) for column in (_counted(*seen.case[:3]), seen.case.seconds))
+    a, b = fit(size, t) if callable(fit) else fitted(size, t, fit)
+    return [alpha * a, beta * b, bus * (factor or FACTORS[seen.case.op](seen.case.world_size)) / b]
 
 
-def _line_fault(case: Case, answer: Any) -> Fault | None:
-    if fault := form_fault(answer, NAMES):
-        return fault
-    sizes, t = _counted(case.op, case.world_size, case.nbytes), case.seconds
-    alpha, beta = right_line(case)
-    lines = {
-        RELATIVE: fitted(sizes, t, 0.0),
-        "the errors are weighed by the root of the time; the relative error is error / t": fitted(sizes, t, 0.5),
-        "the errors are weighed twice: the weight belongs to the error, and is squared with it": fitted(sizes, t, 2.0),
-        "a line through logarithms has a factor and an exponent, and no latency": logarithmic(sizes, t),
-        "two sizes make a line of their own errors; use all of them": _through(sizes, t, 0, -1),
-        "the smallest time is no latency yet: bytes are in it, and an error": (t[0], _through(sizes, t, 0, -1)[1]),
-    }
-    alphas = {cause: line[0] for cause, line in lines.items()}
-    alphas |= {"alpha is in seconds": 1e6 * alpha, "alpha comes first, then beta": beta}
-    betas = {cause: line[1] for cause, line in lines.items()}
-    betas |= {
-        "beta is the seconds of a byte, not the bytes of a second": 1 / beta,
-        "beta is the seconds of one byte, not of a MiB": beta * 2**20,
-        "beta is the seconds of one byte, not of a MB": beta * 1e6,
-        "beta is the seconds of one byte, not of a number of 4 bytes": beta * 4,
-        "beta belongs to the bytes of the tensor, not to those that a rank sends": beta
-        / FACTORS[case.op](case.world_size),
-    }
-    otherwise = "alpha and beta are to make the sum of ((alpha + beta * S - t) / t) ** 2 least"
-    what = _said(case)
-    return number_fault(f"{what}: alpha", answer[0], alpha, alphas, otherwise) or number_fault(
-        f"{what}: beta", answer[1], beta, betas, otherwise
+def _mistakes(seen: Seen) -> dict[str, dict]:
+    w, (alpha, beta, _), right = seen.case.world_size, worked(seen), FACTORS[seen.case.op](seen.case.world_size)
+    at_last = _counted(*seen.case[:3])[-1] / seen.case.seconds[-1]
+    return {
+        "the largest message decides this line, for its error is the largest in seconds; weigh each error by its time: "
+        "divide by t before it is squared": {"fit": 0},
+        "the errors are weighed by the root of the time; the relative error is error / t": {"fit": 0.5},
+        "the errors are weighed twice: the weight belongs to the error, and is squared with it": {"fit": 2},
+        "a line through logarithms has a factor and an exponent, and no latency": {"fit": logarithmic},
+        "two sizes make a line of their own errors; use all of them": {"fit": through},
+        "the smallest time is no latency yet: bytes are in it, and an error": {"alpha": seen.case.seconds[0] / alpha},
+        "alpha is in seconds": {"alpha": 1e6},
+        "alpha comes first, then beta": {"alpha": beta / alpha, "beta": alpha / beta},
+        "beta is the seconds of a byte, not the bytes of a second": {"beta": beta**-2},
+        "beta is the seconds of one byte, not of a MiB": {"beta": 2**20},
+        "beta is the seconds of one byte, not of a MB": {"beta": 1e6},
+        "beta is the seconds of one byte, not of a number of 4 bytes": {"beta": 4},
+        "beta belongs to the bytes of the tensor, not to those that a rank sends": {"beta": 1 / right},
+        "that is the algorithm bandwidth; multiply it by the collective's factor": {"factor": 1},
+        "an all_reduce moves each byte twice, there and back: 2 (W - 1) / W": {"factor": (w - 1) / w},
+        "2 (W - 1) / W is all_reduce's: each collective has a factor of its own": {"factor": 2 * (w - 1) / w},
+        "the factor is divided by W: each of W ranks sends its part at the same time": {"bus": w},
+        "that is the bus bandwidth at the largest size, with the latency still in it; beta is without":
+            {"bus": beta * at_last},
+        "the factor multiplies the bandwidth; it does not divide it": {"factor": 1 / right},
+        "bytes in a second, not 10^9 of them": {"bus": 1e-9},
+        "bytes in a second, not 2^30 of them": {"bus": 2**-30},
+        "bytes, not bits": {"bus": 8},
+    }  # fmt: skip
+
+
+# --- What is expected ------------------------------------------------------------------------------
+
+
+def _said(what: str) -> Callable[[Seen, float], str]:
+    return lambda seen, right: (
+        f"{seen.case.op} of {seen.case.world_size} ranks, {len(seen.case.nbytes)} sizes: {what} {right:.6g}"
     )
 
 
-def _through(sizes: list[int], t: list[float], one: int, other: int) -> tuple[float, float]:
-    beta = (t[other] - t[one]) / (sizes[other] - sizes[one])
-    return t[one] - beta * sizes[one], beta
+def counted(seen: Seen) -> Fault | None:
+    """Beta belongs to the bytes that are counted: in an all_gather, and only there, those of all ranks."""
+    op, w, beta, found = seen.case.op, seen.case.world_size, worked(seen)[1], seen["value"][1]
+    cause = f"only an all_gather's bytes are counted over all ranks; in {op} each rank hands in S already"
+    if op == "all_gather":
+        cause = "an all_gather's bytes are those of all ranks, as nccl-tests counts them: W times what one rank gives"
+    if not close(found, beta * w if op == "all_gather" else beta / w):
+        return None
+    return Fault(_said("beta")(seen, beta), f"{found:.6g}", cause=cause)
 
 
-def _bus_fault(case: Case, answer: Any) -> Fault | None:
-    if fault := form_fault(answer, NAMES):
-        return fault
-    w, (_, beta) = case.world_size, right_line(case)
-    factor = FACTORS[case.op](w)
-    size, t = _counted(case.op, w, case.nbytes)[-1], case.seconds[-1]
-    if case.op != "all_gather" and same(answer[1], beta / w):
-        cause = f"only an all_gather's bytes are counted over all ranks; in {case.op} each rank hands in S already"
-        return Fault(f"{_said(case)}: beta {beta:.6g}", f"{answer[1]:.6g}", cause=cause)
-    slips = {
-        "that is the algorithm bandwidth; multiply it by the collective's factor": 1 / beta,
-        "an all_reduce moves each byte twice, there and back: 2 (W - 1) / W": (w - 1) / w / beta,
-        "2 (W - 1) / W is all_reduce's: each collective has a factor of its own": 2 * (w - 1) / w / beta,
-        "the factor is divided by W: each of W ranks sends its part at the same time": factor * w / beta,
-        "that is the bus bandwidth at the largest size, with the latency still in it; beta is without": factor
-        * size
-        / t,
-        "the factor multiplies the bandwidth; it does not divide it": 1 / factor / beta,
-        "bytes in a second, not 10^9 of them": factor / beta / 1e9,
-        "bytes in a second, not 2^30 of them": factor / beta / 2**30,
-        "bytes, not bits": 8 * factor / beta,
-    }
-    otherwise = "the factor is 2 (W - 1) / W, (W - 1) / W or 1, by the collective; times 1 / beta"
-    return number_fault(f"{_said(case)}: bus bandwidth in bytes a second", answer[2], factor / beta, slips, otherwise)
+def number(index: int, what: str, otherwise: str) -> Expect:
+    """Return what is expected of one of the three numbers."""
+
+    def reference(seen: Seen, **knobs: Any) -> float:
+        return worked(seen, **knobs)[index]
+
+    return equals(_said(what), reference, turned(reference, _mistakes), otherwise, of=lambda seen: seen["value"][index])
 
 
-def _gather_fault(case: Case, answer: Any) -> Fault | None:
-    if fault := form_fault(answer, NAMES):
-        return fault
-    w, (_, beta) = case.world_size, right_line(case)
-    share = (
-        "an all_gather's bytes are those of all ranks together, as nccl-tests counts them: W times what one rank gives"
-    )
-    if same(answer[1], beta * w):
-        return Fault(f"{_said(case)}: beta {beta:.6g}", f"{answer[1]:.6g}", cause=share)
-    return _line_fault(case, answer) or _bus_fault(case, answer)
+NAMES, FIT = "alpha, beta, bus", "alpha and beta are to make the sum of ((alpha + beta * S - t) / t) ** 2 least"
+alpha, beta = number(0, "alpha", FIT), number(1, "beta", FIT)
+rate = "the factor is 2 (W - 1) / W, (W - 1) / W or 1, by the collective; times 1 / beta"
+bus = number(2, "bus bandwidth in bytes a second", rate)
+line = numbers(NAMES, alpha, beta)  # what is wrong on the line already has been named there
 
-
-COST = Exercise(
+COST = exercise(
     "13.2",
     "What a message costs",
     "message_cost",
     20,
-    (
-        Check("line", "times on a line: alpha and beta", 1),
-        Check("relative", "times beside it: the smallest relative errors", 2),
-        Check("bus", "the bus bandwidth", 2),
-        Check("bytes", "an all_gather", 1),
-    ),
-    cost_judge,
+    act=called,
+    rounds=rounds,
+    checks={
+        "line": ("times on a line: alpha and beta", 1, line, "exact"),
+        "relative": ("times beside it: the smallest relative errors", 2, line, "noisy"),
+        "bus": ("the bus bandwidth", 2, numbers(NAMES, counted, bus), "others"),
+        "bytes": ("an all_gather", 1, numbers(NAMES, counted, alpha, beta, bus), "gather"),
+    },
     refused=("ddp_course.scaling.collective_cost.fit_link", "ddp_course.scaling.collective_cost.bus_factor"),
-    hints=(
-        (r"KeyError|UnboundLocalError", "the collectives are all_reduce, all_gather, reduce_scatter and broadcast"),
-        (
-            r"singular|LinAlgError|ZeroDivisionError",
-            "the equations have no answer; are sizes and times in their places?",
-        ),
-        (r"missing \d required|takes \d+ positional", "the four arguments come in the order of the text"),
-        (r"no result after", "no search is needed: two equations with two unknowns"),
-    ),
+    hints={
+        r"KeyError|UnboundLocalError": "the collectives are all_reduce, all_gather, reduce_scatter and broadcast",
+        r"singular|LinAlgError|ZeroDivisionError": "the equations have no answer; are sizes and times in their places?",
+        r"missing \d required|takes \d+ positional": "the four arguments come in the order of the text",
+        r"no result after": "no search is needed: two equations with two unknowns",
+    },
 )

@@ -6,79 +6,75 @@ Read next: `replicas.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.compare import close
+from ddp_course.grading.expect import equals, exercise, speaks
+from ddp_course.grading.play import Round, Seen
+
+SAME = 1e-6
 
 
-def total_driver(rank: int, world_size: int, function: Callable, values: list[float]) -> dict:
-    """Call the function; note its result and how often the rank talked."""
-    with Collectives() as seen:
-        result = plain(function(rank, world_size, values[rank]))
-    return {"result": result, "talks": len(seen.calls)}
+def act(function, case: list[float], rank: int, world_size: int) -> Any:
+    """A case has the value of each rank."""
+    return function(rank, world_size, case[rank])
 
 
-def total_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Two sets of ranks, the second with fractions."""
-    values = [float(value) for value in sorted(rng.sample(range(2, 90), 3))]  # rank 0's is the least
-    first = answer.run(total_driver, 3, values, init=True)
-    yield "sum", _first_fault(values, first)
+def rounds(rng: Random) -> list[Round]:
+    """Two numbers of ranks, the second with fractions."""
+    three = [float(value) for value in sorted(rng.sample(range(2, 90), 3))]  # rank 0's is the least
     others = [value + 0.25 for value in rng.sample(range(2, 90), rng.choice((2, 4)))]
-    second = answer.run(total_driver, len(others), others, init=True)
-    yield "others", _first_fault(others, second)
-    silent = next((rank for notes in (first, second) for rank, note in enumerate(notes) if not note["talks"]), None)
-    cause = "the ranks never talked; a rank knows its own value only, until a collective brings the others'"
-    yield "talk", None if silent is None else Fault("a collective", "none", silent, cause)
+    return [Round(3, [("three", three)]), Round(len(others), [("others", others)])]
 
 
-def _first_fault(values: list[float], notes: list[dict]) -> Fault | None:
-    right = [_is_sum(note["result"], values) for note in notes]
-    if all(right):
-        return None
-    rank = right.index(False)
-    found, total = notes[rank]["result"], sum(values)
-    cause = _cause(found, values, rank)
-    if any(right):
-        cause = f"rank {right.index(True)} has the sum, this one does not: reduce has one receiver, all_reduce has all"
-    return Fault(f"{' + '.join(f'{v:g}' for v in values)} = {total:g}", repr(found), rank, cause)
+def _slips(seen: Seen) -> Iterator[tuple[str, float]]:
+    if _has_it(seen):
+        return
+    values, total, w = seen.case, sum(seen.case), seen.world_size
+    yield "this is the rank's own value; the sum did not reach this rank", values[seen.rank]
+    yield "reduced twice: the second call added sums", total * w
+    yield "this is the mean; the sum is asked for", total / w
+    yield "this is the largest value; the operation must be the sum, which is the default", max(values)
+    whole = "the fractions are lost: the tensor holds whole numbers; make it of value as it is"
+    yield whole, int(total)
+    yield whole, sum(map(int, values))
 
 
-def _is_sum(found: Any, values: list[float]) -> bool:
-    return isinstance(found, int | float) and not isinstance(found, bool) and abs(found - sum(values)) < 1e-3
+def _has_it(seen: Seen) -> list[int]:
+    return [rank for rank in range(seen.world_size) if close(seen.of(rank)["value"], sum(seen.case), SAME)]
 
 
-def _cause(found: Any, values: list[float], rank: int) -> str:
-    total = sum(values)
+def _otherwise(seen: Seen, found: Any) -> str:
+    if ranks := _has_it(seen):
+        return f"rank {ranks[0]} has the sum, this one does not: reduce has one receiver, all_reduce has all"
     if found is None:
         return "all_reduce changes the tensor in place and returns None; return the tensor"
     if not isinstance(found, int | float) or isinstance(found, bool):
         return "return one number: the sum"
-    if found == values[rank]:
-        return "this is the rank's own value; the sum did not reach this rank"
-    if abs(found - total * len(values)) < 1e-3:
-        return "reduced twice: the second call added sums"
-    if abs(found * len(values) - total) < 1e-3:
-        return "this is the mean; the sum is asked for"
-    if found == max(values):
-        return "this is the largest value; the operation must be the sum, which is the default"
-    if abs(found - int(total)) < 1e-3 or abs(found - sum(map(int, values))) < 1e-3:
-        return "the fractions are lost: the tensor holds whole numbers; make it of value as it is"
     return "some values are missing, or counted twice; one all_reduce adds each rank's value once"
 
 
-TOTAL = Exercise(
+total = equals(
+    lambda seen, right: f"{' + '.join(f'{value:g}' for value in seen.case)} = {right:g}",
+    lambda seen: sum(seen.case),
+    _slips,
+    _otherwise,
+    tolerance=SAME,
+)
+talk = speaks("the ranks never talked; a rank knows its own value only, until a collective brings the others'")
+
+TOTAL = exercise(
     "00.1",
     "One sum on every rank",
     "sum_of_all",
     5,
-    (
-        Check("sum", "every rank has the sum", 1),
-        Check("others", "another number of ranks, other numbers", 1),
-        Check("talk", "the ranks talk", 1),
-    ),
-    total_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "sum": ("every rank has the sum", 1, total, "three"),
+        "others": ("another number of ranks, other numbers", 1, total, "others"),
+        "talk": ("the ranks talk", 1, talk, "three others"),
+    },
 )

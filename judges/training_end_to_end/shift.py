@@ -10,40 +10,50 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, exercise, once
+from ddp_course.grading.play import Note, Round, Seen
 
 SIDE, MOST, GRID = 11, 4, 30
+WAYS = range(-MOST, MOST + 1)
 HIGH = 2**13  # the highest bit of a number below 10,000
-UNREAD = ", or it lies above the 32 bits of a seed that torch's CPU generator reads"
-NOT_LOOKED_AT = Fault(found="not looked at", cause="the first line says what is wrong")
 APART = (1, 10, 100, 1000)  # rows between two that a weak mix gives the same shift, when the epoch or the seed differs
 
 Place = tuple[int, int, int]  # seed, epoch, row
 Shift = tuple[int, int]  # down, right
 
 
+class Case(NamedTuple):
+    """Where shifts are asked for, each place once, in an order of each rank's own."""
+
+    first: Place
+    spread: list[Place]
+    places: list[Place]
+    orders: list[list[int]]
+
+
 def picture(height: int = SIDE) -> torch.Tensor:
+    """Return an image with another value in each pixel."""
     return torch.arange(1, 2 * height * SIDE + 1, dtype=torch.float32).view(2, height, SIDE)
 
 
-def driver(rank: int, world_size: int, function: Callable, places: list[Place], orders: list[list[int]]) -> dict:
-    """Ask for the shift of each place, in this rank's order; note what was no shift, and what happened outside."""
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Ask for the shift of each place, then for those of a wide image; note what was no shift, and what was touched."""
     for generator in (torch.manual_seed, np.random.seed, random.seed):
         generator(17 + rank)
-    before, given = _generators(), picture()
-    shifts: list[Any] = [None] * len(places)
+    before, given, wide = _generators(), picture(), picture(SIDE - 3)
+    shifts: list[Any] = [None] * len(case.places)
     shared = None
-    for number in orders[rank]:
+    for number in case.orders[rank]:
         image = picture()
-        result = function(image, *places[number], MOST)
+        result = function(image, *case.places[number], MOST)
         shifts[number] = decoded(result, given)
         if not torch.equal(image, given):
             shifts[number] = "the image that was given is changed; return a new one"
@@ -53,13 +63,8 @@ def driver(rank: int, world_size: int, function: Callable, places: list[Place], 
         if not torch.equal(image, given):
             shared = shifts[number]
     touched = [name for name, state in _generators().items() if state != before[name]]
-    return {"shifts": shifts, "shared": shared, "touched": touched}
-
-
-def wide_driver(rank: int, world_size: int, function: Callable, place: Place) -> list[Any]:
-    """Images that are not square, and shifts of at most 1 and 2."""
-    given = picture(SIDE - 3)
-    return [decoded(function(given.clone(), *place, most), given) for most in (1, 2)]
+    wides = [decoded(function(wide.clone(), *case.first, most), wide) for most in (1, 2)]
+    return Note(shifts=shifts, shared=shared, touched=touched, wide=wides)
 
 
 def _generators() -> dict[str, str]:
@@ -91,160 +96,146 @@ def decoded(found: Any, given: torch.Tensor) -> Shift | str:
 
 
 def moved(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
-    result = torch.zeros_like(image)
+    """Return the image moved, with 0 coming in."""
     height, width = image.shape[1:]
-    rows, columns = range(max(0, down), min(height, height + down)), range(max(0, right), min(width, width + right))
-    for y in rows:
-        result[:, y, columns.start : columns.stop] = image[:, y - down, columns.start - right : columns.stop - right]
-    return result
+    return F.pad(image, (SIDE,) * 4)[:, SIDE - down : SIDE - down + height, SIDE - right : SIDE - right + width]
 
 
-def shift_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """A grid of seeds, epochs and rows, asked for by two processes."""
-    seed, epoch, row = rng.randint(5, 3000), rng.randint(5, 3000), rng.randint(1500, 5000)
-    grid = [(seed, epoch + e, row + r) for e in range(GRID) for r in range(GRID)]
-    near = [(seed + s, epoch + e, row + r) for e, r, s in _neighbours()]
-    zeros = [(0, 0, r) for r in range(40)] + [far for r in range(GRID) for far in _far(r)]
-    spread = [(seed, rng.randint(0, 9999), rng.randint(0, 9999)) for _ in range(GRID**2)]
-    places = list(dict.fromkeys(grid + near + zeros + spread))
+def rounds(rng: Random) -> list[Round]:
+    """Places that a weak mix gives the same shift, and many with nothing in common, asked for by two processes."""
+    first = rng.randint(5, 3000), rng.randint(5, 3000), rng.randint(1500, 5000)
+    near = [place for _, places, away in mixes(first) for start in places for place in (start, _moved(start, away))]
+    spread = [(first[0], rng.randint(0, 9999), rng.randint(0, 9999)) for _ in range(GRID**2)]
+    places = list(dict.fromkeys(near + spread))
     orders = [list(range(len(places))), rng.sample(range(len(places)), len(places))]
-    wide = answer.run(wide_driver, 1, (seed, epoch, row), init=False)[0]
-    one, two = answer.run(driver, 2, places, orders, init=False)
-    shifts = dict(zip(places, one["shifts"], strict=True))
-    form = _form_fault([*one["shifts"], *two["shifts"], *wide], wide)
-    yield "moved", form or _shared_fault(one["shared"])
-    if form:
-        for key in ("same", "other", "even", "global"):
-            yield key, NOT_LOOKED_AT
-        return
-    yield "same", _same_fault(places, one["shifts"], two["shifts"])
-    yield "other", _other_fault(shifts, (seed, epoch, row))
-    yield "even", _even_fault([shifts[place] for place in spread])
-    yield "global", _touched_fault(one["touched"])
+    return [Round(2, [("grid", Case(first, spread, places, orders))], init=False)]
 
 
-def _neighbours() -> list[Place]:
-    """Offsets (epoch, row, seed) at which a weak mix repeats itself."""
-    rows = range(GRID)
-    by_epoch = [(1, r - apart, 0) for r in rows for apart in APART]
-    by_seed = [(0, r - apart, 1) for r in rows for apart in (0, *APART)] + [(e - 1, r, 1) for e in rows for r in (0, 9)]
-    return by_epoch + by_seed
+def mixes(first: Place) -> list[tuple[str, list[Place], Place]]:
+    """Return what is wrong with a mix, when the shifts of these places agree with those so far away from them."""
+    seed, epoch, row = first
+    line, epochs = [(seed, epoch, row + r) for r in range(GRID)], [(seed, epoch + e, row) for e in range(1, GRID)]
+    grid, zeros = [(seed, epoch + e, row + r) for e in range(GRID) for r in range(GRID)], [(0, 0, r) for r in range(40)]
+    unread = ", or it lies above the 32 bits of a seed that torch's CPU generator reads"
+    again = "the numbers meet again {} rows apart: the factors before seed and epoch are too small for that"
+    high = f"{{}} {HIGH} moves as {{}} 0: torch's CPU generator reads 32 bits of a seed, and drops the others"
+    return [
+        (f"all rows move alike: the row is not in the mix{unread}", grid, (0, 0, 1)),
+        (f"a row moves alike in every epoch: the epoch is not in the mix{unread}", grid, (0, 1, 0)),
+        (f"the seed is not in the mix{unread}", line, (1, 0, 0)),
+        ("in epoch 0, or with seed 0, all rows move alike: a product of the three is no mix", zeros, (0, 0, 1)),
+        ("row 5 of epoch 0 moves as row 4 of epoch 1: a sum of the three is no mix", grid, (0, 1, -1)),
+        ("epoch 1 of seed 0 is epoch 0 of seed 1: a sum of the three is no mix", epochs, (1, -1, 0)),
+        *((again.format(apart), line, (*which, -apart)) for apart in APART for which in ((0, 1), (1, 0))),
+        (high.format("seed", "seed"), zeros, (HIGH, 0, 0)),
+        (high.format("epoch", "epoch"), zeros, (0, HIGH, 0)),
+        (high.format("row", "row"), zeros, (0, 0, HIGH)),
+    ]
 
 
-def _far(row: int) -> list[Place]:
-    """Places that differ from (0, 0, row) in one high bit; two of the three do not fit into 32 bits side by side."""
-    return [(HIGH, 0, row), (0, HIGH, row), (0, 0, HIGH + row)]
+def _moved(place: Place, away: Place) -> Place:
+    return tuple(a + b for a, b in zip(place, away, strict=True))
 
 
-def _shared_fault(shared: Shift | None) -> Fault | None:
-    if shared is None:
-        return None
-    found = f"writing into the result changes `image`, when it is moved by {shared}"
-    cause = "return a new tensor, also where nothing moves: image.clone()"
-    return Fault("a new tensor, whose memory is its own", found, cause=cause)
+# --- What is expected ------------------------------------------------------------------------------
 
 
-def _form_fault(shifts: list[Any], wide: list[Any]) -> Fault | None:
+def _form(seen: Seen) -> Fault | None:
+    shifts = [*seen["shifts"], *seen.of(1)["shifts"], *seen["wide"]]
     said = next((each for each in shifts if isinstance(each, str)), None)
     if said:
         found, _, cause = said.partition("; ")
         return Fault("a moved copy of the image", found, cause=cause)
     far = next((s for s in shifts if s and max(map(abs, s)) > MOST), None)
-    if far or any(max(map(abs, shift)) > most for most, shift in enumerate(wide, start=1)):
-        found = f"moved by {far or wide[0]}"
+    if far or any(max(map(abs, shift)) > most for most, shift in enumerate(seen["wide"], start=1)):
+        found = f"moved by {far or seen['wide'][0]}"
         return Fault(f"at most {MOST} pixels, or what `most` says", found, cause="draw from -most to most")
     return None
 
 
-def _same_fault(places: list[Place], one: list[Any], two: list[Any]) -> Fault | None:
-    differing = [place for place, a, b in zip(places, one, two, strict=True) if a != b]
-    if not differing:
+def fresh(seen: Seen) -> Fault | None:
+    """The result has memory of its own."""
+    if seen["shared"] is None:
         return None
-    place = differing[0]
-    found = f"{one[places.index(place)]} in one process, {two[places.index(place)]} in another that asks in other order"
-    cause = (
-        "the numbers come from a generator that moves on; make one for each row, seeded by seed, epoch and row: "
-        "torch.Generator().manual_seed(...)"
-    )
-    return Fault(f"seed {place[0]}, epoch {place[1]}, row {place[2]} always moves alike", found, cause=cause)
+    found = f"writing into the result changes `image`, when it is moved by {seen['shared']}"
+    cause = "return a new tensor, also where nothing moves: image.clone()"
+    return Fault("a new tensor, whose memory is its own", found, cause=cause)
 
 
-def _other_fault(shifts: dict[Place, Shift], first: Place) -> Fault | None:
-    """Whether places that have nothing in common agree more often than one time in four; by chance it is one in 81."""
-    seed, epoch, row = first
-    grid = [(epoch + e, row + r) for e in range(GRID - 1) for r in range(GRID - 1)]
-
-    def agree(pairs: list[tuple[Place, Place]]) -> bool:
-        return sum(shifts[a] == shifts[b] for a, b in pairs) > len(pairs) / 4 + 2
-
-    told = [
-        ([((seed, e, r), (seed, e, r + 1)) for e, r in grid], "all rows move alike: the row is not in the mix"
-         f"{UNREAD}"),
-        ([((seed, e, r), (seed, e + 1, r)) for e, r in grid], "a row moves alike in every epoch: the epoch is not in "
-         f"the mix{UNREAD}"),
-        ([((seed, epoch, row + r), (seed + 1, epoch, row + r)) for r in range(GRID)], "the seed is not in the mix"
-         f"{UNREAD}"),
-        ([((0, 0, 0), (0, 0, r)) for r in range(1, 40)], "in epoch 0, or with seed 0, all rows move alike: a product "
-         "of the three is no mix"),
-        ([((seed, e, r + 1), (seed, e + 1, r)) for e, r in grid], "row 5 of epoch 0 moves as row 4 of epoch 1: a sum "
-         "of the three is no mix"),
-        ([((seed, epoch + e, row), (seed + 1, epoch + e - 1, row)) for e in range(1, GRID)], "epoch 1 of seed 0 is "
-         "epoch 0 of seed 1: a sum of the three is no mix"),
-    ]  # fmt: skip
-    for apart in APART:
-        said = f"the numbers meet again {apart} rows apart: the factors before seed and epoch are too small for that"
-        told.append(([((seed, epoch, row + r), (seed, epoch + 1, row + r - apart)) for r in range(GRID)], said))
-        told.append(([((seed, epoch, row + r), (seed + 1, epoch, row + r - apart)) for r in range(GRID)], said))
-    for which, name in enumerate(("seed", "epoch", "row")):
-        said = f"{name} {HIGH} moves as {name} 0: torch's CPU generator reads 32 bits of a seed, and drops the others"
-        told.append(([((0, 0, r), _far(r)[which]) for r in range(GRID)], said))
-    cause = next((words for pairs, words in told if agree(pairs)), None)
-    return cause and Fault("another seed, epoch or row moves otherwise", "many move alike", cause=cause)
-
-
-def _even_fault(shifts: list[Shift]) -> Fault | None:
-    wanted = range(-MOST, MOST + 1)
-    for axis, name in enumerate(("down", "to the right")):
-        counts = Counter(shift[axis] for shift in shifts)
-        never = [way for way in wanted if not counts[way]]
-        said = f"of {len(shifts)} rows, each of {MOST * 2 + 1} ways {name} about {len(shifts) // (2 * MOST + 1)} times"
-        if never:
-            cause = "the upper end of randint is left out: randint(-most, most + 1)" if never == [MOST] else ""
-            found = f"never {', '.join(map(str, never))}"
-            return Fault(said, found, cause=cause or "draw whole numbers from -most to most")
-        if not all(55 <= counts[way] <= 160 for way in wanted):
-            found = ", ".join(f"{way}: {counts[way]}" for way in wanted)
-            return Fault(said, found, cause="draw each number from -most to most with the same chance")
-    if len(set(shifts)) < 60:
-        found = f"{len(set(shifts))} of {(2 * MOST + 1) ** 2} pairs occur"
-        return Fault("down and to the right have nothing in common", found, cause="draw two numbers, one for each way")
+def same(seen: Seen) -> Fault | None:
+    """Two processes find the same."""
+    for place, one, two in zip(seen.case.places, seen["shifts"], seen.of(1)["shifts"], strict=True):
+        if one != two:
+            found = f"{one} in one process, {two} in another that asks in other order"
+            cause = (
+                "the numbers come from a generator that moves on; make one for each row, seeded by seed, epoch and "
+                "row: torch.Generator().manual_seed(...)"
+            )
+            return Fault("seed {}, epoch {}, row {} always moves alike".format(*place), found, cause=cause)
     return None
 
 
-def _touched_fault(touched: list[str]) -> Fault | None:
-    if not touched:
+def other(seen: Seen) -> Fault | None:
+    """Places that have nothing in common agree at most one time in four; by chance it is one in 81."""
+    shifts = dict(zip(seen.case.places, seen["shifts"], strict=True))
+    for cause, places, away in mixes(seen.case.first):
+        if sum(shifts[place] == shifts[_moved(place, away)] for place in places) > len(places) / 4 + 2:
+            return Fault("another seed, epoch or row moves otherwise", "many move alike", cause=cause)
+    return None
+
+
+def even(seen: Seen) -> Fault | None:
+    """All shifts occur, equally often."""
+    place_of = dict(zip(seen.case.places, seen["shifts"], strict=True))
+    shifts = [place_of[place] for place in seen.case.spread]
+    for axis, name in enumerate(("down", "to the right")):
+        counts = Counter(shift[axis] for shift in shifts)
+        said = f"of {len(shifts)} rows, each of {len(WAYS)} ways {name} about {len(shifts) // len(WAYS)} times"
+        if never := [way for way in WAYS if not counts[way]]:
+            cause = "the upper end of randint is left out: randint(-most, most + 1)" if never == [MOST] else ""
+            found = f"never {', '.join(map(str, never))}"
+            return Fault(said, found, cause=cause or "draw whole numbers from -most to most")
+        if not all(55 <= counts[way] <= 160 for way in WAYS):
+            found = ", ".join(f"{way}: {counts[way]}" for way in WAYS)
+            return Fault(said, found, cause="draw each number from -most to most with the same chance")
+    if len(set(shifts)) >= 60:
         return None
-    found = f"the generator of {' and '.join(touched)} has moved"
+    found = f"{len(set(shifts))} of {len(WAYS) ** 2} pairs occur"
+    return Fault("down and to the right have nothing in common", found, cause="draw two numbers, one for each way")
+
+
+def untouched(seen: Seen) -> Fault | None:
+    """The process's own generators are where they were."""
+    if not seen["touched"]:
+        return None
+    found = f"the generator of {' and '.join(seen['touched'])} has moved"
     cause = "dropout and others draw from it, and would get other numbers; use torch.Generator().manual_seed(...)"
     return Fault("the process's own generators stay as they are", found, cause=cause)
 
 
-SHIFT = Exercise(
+def looked_at(expect: Expect) -> Expect:
+    """An expectation of images that are moved ones at all."""
+    skipped = Fault(found="not looked at", cause="the first line says what is wrong")
+    return once(lambda seen: skipped if _form(seen) else expect(seen))
+
+
+SHIFT = exercise(
     "11.2",
     "Shifts without a generator",
     "shifted",
     20,
-    (
-        Check("moved", "the image is moved, black comes in", 1),
-        Check("same", "the same in any process and in any order", 1),
-        Check("other", "otherwise for another seed, epoch or row", 2),
-        Check("even", "all shifts occur, equally often", 1),
-        Check("global", "the process's own generators stay as they are", 1),
-    ),
-    shift_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "moved": ("the image is moved, black comes in", 1, once(lambda seen: _form(seen) or fresh(seen)), "grid"),
+        "same": ("the same in any process and in any order", 1, looked_at(same), "grid"),
+        "other": ("otherwise for another seed, epoch or row", 2, looked_at(other), "grid"),
+        "even": ("all shifts occur, equally often", 1, looked_at(even), "grid"),
+        "global": ("the process's own generators stay as they are", 1, looked_at(untouched), "grid"),
+    },
     refused=("ddp_course.data.augment.draw", "ddp_course.data.augment.changed"),
-    hints=(
-        (r"no result after", "a loop that never ends; each row takes some millionths of a second"),
-        (r"unhashable|must be an integer|expected int", "seed, epoch, row and most are ints; mix them into one int"),
-    ),
+    hints={
+        r"no result after": "a loop that never ends; each row takes some millionths of a second",
+        r"unhashable|must be an integer|expected int": "seed, epoch, row and most are ints; mix them into one int",
+    },
 )

@@ -6,130 +6,119 @@ Read next: `fit.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import nn
 
-from ddp_course.grading.compare import close, is_factor, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading import tasks
+from ddp_course.grading.compare import flat, short
+from ddp_course.grading.expect import equals, exercise, speaks, turned
+from ddp_course.grading.play import Round, Seen
 
-FEATURES = 4
-
-
-def make_model(seed: int) -> nn.Module:
-    """Return the same small network on every rank."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+FEATURES, NUMBERS = 4, 31  # numbers: of the gradient
 
 
-def make_rows(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the global batch: inputs of shape (n, features) and targets of shape (n, 1)."""
-    chance = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, FEATURES, generator=chance, dtype=torch.float64)
-    return x, x.square().sum(1, keepdim=True) + torch.arange(n, dtype=torch.float64)[:, None] / n
+@dataclass(frozen=True)
+class Case:
+    """How many rows each rank has."""
+
+    seed: int
+    rows: list[int]
+
+    def model(self) -> nn.Module:
+        """Return the same small network on every rank."""
+        return tasks.net(self.seed, FEATURES, 5, 1)
+
+    def shards(self) -> list[tasks.Batch]:
+        """Return each rank's rows: inputs of shape (n, features) and targets of shape (n, 1)."""
+        n, chance = sum(self.rows), torch.Generator().manual_seed(self.seed)
+        x = torch.randn(n, FEATURES, generator=chance, dtype=torch.float64)
+        y = x.square().sum(1, keepdim=True) + torch.arange(n, dtype=torch.float64)[:, None] / n
+        return list(zip(x.split(self.rows), y.split(self.rows), strict=True))
 
 
-def gradient_of(seed: int, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    """Return the gradient of the mean squared error over these rows, as one vector."""
-    model = make_model(seed)
-    loss = (model(x) - y).square().mean()
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).tolist()
+def act(function, case: Case, rank: int, world_size: int) -> Any:
+    """A rank gets its shard."""
+    return function(rank, world_size, case.model(), *(part.clone() for part in case.shards()[rank]))
 
 
-def exact_driver(rank: int, world_size: int, function: Callable, seed: int, splits: list[list[int]]) -> list[dict]:
-    """Call the function for each split; note its result and how often the rank talked."""
-    notes = []
-    for rows in splits:
-        x, y = make_rows(seed, sum(rows))
-        mine = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
-        with Collectives() as seen:
-            result = plain(function(rank, world_size, make_model(seed), x[mine].clone(), y[mine].clone()))
-        notes.append({"result": result, "talks": len(seen.calls)})
-    return notes
-
-
-def exact_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Three ranks: equal and unequal shards, then an empty one. Then another number of ranks."""
     seed, n = rng.randrange(10**6), rng.randint(2, 6)
-    splits = {"equal": [n] * 3, "unequal": [n, n + 5, 1]}
-    notes = answer.run(exact_driver, 3, seed, list(splits.values()), init=True)
-    for index, (key, rows) in enumerate(splits.items()):
-        yield key, _first_fault(seed, rows, [ranks[index] for ranks in notes])
-    yield "talk", next(filter(None, (_talk_fault(rank, ranks) for rank, ranks in enumerate(notes))), None)
-    rows = [n + 2, 0, 3]
-    empty = answer.run(exact_driver, 3, seed, [rows], init=True)
-    yield "empty", _first_fault(seed, rows, [ranks[0] for ranks in empty])
-    rows = rng.choice(([3, 1], [6, 1, 2, 4]))
-    others = answer.run(exact_driver, len(rows), seed, [rows], init=True)
-    yield "ranks", _first_fault(seed, rows, [ranks[0] for ranks in others])
+    more = rng.choice(([3, 1], [6, 1, 2, 4]))
+    return [
+        Round(3, [("equal", Case(seed, [n] * 3)), ("unequal", Case(seed, [n, n + 5, 1]))]),
+        Round(3, [("empty", Case(seed, [n + 2, 0, 3]))]),
+        Round(len(more), [("ranks", Case(seed, more))]),
+    ]
 
 
-def _first_fault(seed: int, rows: list[int], notes: list[dict]) -> Fault | None:
-    x, y = make_rows(seed, sum(rows))
-    right = gradient_of(seed, x, y)
-    for rank, note in enumerate(notes):
-        if not close(note["result"], right, 1e-9):
-            expected = f"{short(right)}, the gradient of all {sum(rows)} rows, for shards of {rows}"
-            cause = _cause(seed, rows, rank, note["result"], right)
-            return Fault(expected, short(note["result"]), rank, cause)
-    return None
+def weighed(seen: Seen, weights: Sequence[float] | None = None, times: float = 1) -> torch.Tensor:
+    """Return the sum of the shards' gradients, each times its rows / all rows, or times its weight."""
+    rows, model = seen.case.rows, seen.case.model()
+    weights = weights or [n / sum(rows) for n in rows]
+    shards = zip(weights, seen.case.shards(), strict=True)
+    return times * sum(weight * tasks.gradient(model, shard) for weight, shard in shards if len(shard[0]))
 
 
-def _cause(seed: int, rows: list[int], rank: int, found: object, right: list[float]) -> str:
-    x, y = make_rows(seed, sum(rows))
-    own = [gradient_of(seed, *shard) for shard in zip(x.split(rows), y.split(rows), strict=True)]
-    numbers = found if isinstance(found, list) else []
+def _mistakes(seen: Seen) -> dict[str, dict]:
+    rows, w, mine = seen.case.rows, seen.world_size, max(1, seen.case.rows[seen.rank])
+    plain_mean = "this is the plain mean of the shards' gradients"
+    return {
+        "this is the rank's own gradient; nothing from the other ranks is in it":
+            {"weights": [float(rank == seen.rank) for rank in range(w)]},
+        f"{plain_mean}; a shard's weight is its rows / all rows": {"weights": [1 / w] * w},
+        f"{plain_mean} that have rows; a shard's weight is its rows / all rows":
+            {"weights": [1 / sum(n > 0 for n in rows)] * w},
+        "the gradients are summed over the ranks, not averaged": {"weights": [1.0] * w},
+        "summed over all rows; divide by the number of all rows, which is a sum over the ranks": {"times": sum(rows)},
+        "divided by this rank's own rows; divide by the rows of all ranks": {"times": sum(rows) / mine},
+        "divided by the number of ranks once too often: the weights add up to 1 already": {"times": 1 / w},
+        "divided by the number of ranks; divide by the rows of all ranks": {"times": sum(rows) / w},
+    }  # fmt: skip
+
+
+def _form(found: Any) -> str:
     if found is None:
         return "the function returns nothing; return the gradient as one vector"
-    if len(numbers) != len(right):
-        return f"return one vector with all {len(right)} numbers, in the order of model.parameters()"
-    if close(numbers, own[rank], 1e-9):
-        return "this is the rank's own gradient; nothing from the other ranks is in it"
-    with_rows = [g for g, n in zip(own, rows, strict=True) if n]
-    total = [sum(values) for values in zip(*with_rows, strict=True)]
-    if is_factor(numbers, total, 1 / len(rows)) or is_factor(numbers, total, 1 / len(with_rows)):
-        return "this is the plain mean of the shards' gradients; a shard's weight is its rows / all rows"
-    if close(numbers, total, 1e-9):
-        return "the gradients are summed over the ranks, not averaged"
-    for k, cause in (
-        (sum(rows), "summed over all rows; divide by the number of all rows, which is a sum over the ranks"),
-        (sum(rows) / max(1, rows[rank]), "divided by this rank's own rows; divide by the rows of all ranks"),
-        (1 / len(rows), "divided by the number of ranks once too often: the weights add up to 1 already"),
-        (sum(rows) / len(rows), "divided by the number of ranks; divide by the rows of all ranks"),
-    ):
-        if is_factor(numbers, right, k):
-            return cause
-    return "each shard's gradient counts with its rows / all rows; sum these over the ranks"
+    if len(flat(found) or []) != NUMBERS:
+        return f"return one vector with all {NUMBERS} numbers, in the order of model.parameters()"
+    return ""
 
 
-def _talk_fault(rank: int, notes: list[dict]) -> Fault | None:
-    if all(note["talks"] for note in notes):
-        return None
-    return Fault("a collective", "none", rank, "the ranks never talked, so no rank can know the others' rows")
+right = equals(
+    lambda seen, right: (
+        f"{short(right.tolist())}, the gradient of all {sum(seen.case.rows)} rows, for shards of {seen.case.rows}"
+    ),
+    weighed,
+    turned(weighed, _mistakes),
+    "each shard's gradient counts with its rows / all rows; sum these over the ranks",
+    tolerance=1e-9,
+    form=_form,
+)
+talk = speaks("the ranks never talked, so no rank can know the others' rows")
 
-
-EXACT = Exercise(
+EXACT = exercise(
     "01.2",
     "A gradient that is right for any split",
     "exact_gradient",
     20,
-    (
-        Check("equal", "equal shards", 1),
-        Check("unequal", "shards of unequal size", 2),
-        Check("talk", "it comes from all ranks", 1),
-        Check("empty", "a rank without rows", 2),
-        Check("ranks", "another number of ranks", 1),
-    ),
-    exact_judge,
-    hints=(
-        (
-            r"(?s)never entered.*had returned|no result after.*waited in",
-            "a rank stayed away from a collective that the others wait in; one without rows must call them all, too",
-        ),
-        (r"does not require grad|element 0 of tensors", "the loss must come from the model, also for no rows"),
-    ),
+    act=act,
+    rounds=rounds,
+    checks={
+        "equal": ("equal shards", 1, right, "equal"),
+        "unequal": ("shards of unequal size", 2, right, "unequal"),
+        "talk": ("it comes from all ranks", 1, talk, "equal unequal"),
+        "empty": ("a rank without rows", 2, right, "empty"),
+        "ranks": ("another number of ranks", 1, right, "ranks"),
+    },
+    hints={
+        r"(?s)never entered.*had returned|no result after.*waited in": "a rank stayed away from a collective that the "
+        "others wait in; one without rows must call them all, too",
+        r"does not require grad|element 0 of tensors": "the loss must come from the model, also for no rows",
+    },
 )

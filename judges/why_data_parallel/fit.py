@@ -6,22 +6,27 @@ Read next: `judges/start_here/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import ceil, floor
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import called, exercise
+from ddp_course.grading.play import Round, Seen
 
 NUMBERS = {"sgd": 2, "momentum": 3, "adam": 4}  # held for each parameter
 FLOAT32 = 4  # bytes
-Case = tuple[int, str, int, int, int]
 
 
-def fit_driver(rank: int, world_size: int, function: Callable, cases: list[Case]) -> list:
-    """Call the function for each case."""
-    return [plain(function(*case)) for case in cases]
+class Case(NamedTuple):
+    """The arguments of the learner's function."""
+
+    parameters: int
+    optimizer: str
+    bytes_per_row: int
+    global_batch: int
+    device_bytes: int
 
 
 def ranks_needed(case: Case, held: float | None = None, divide_all: bool = False, rounding: Callable = ceil):
@@ -37,27 +42,18 @@ def ranks_needed(case: Case, held: float | None = None, divide_all: bool = False
     return None
 
 
-def fit_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Cases made backwards, from the largest shard that fits."""
     groups = {
-        "one": [_case("sgd", rows=64, batch=64, rng=rng)],
-        "divided": [_case("sgd", rows=rows, batch=100, rng=rng) for rows in (20, 10)],
-        "optimizer": [_case(name, rows=rng.choice((12, 16, 24)), batch=96, rng=rng) for name in ("adam", "momentum")],
-        "uneven": [
-            _case("adam", rows=7, batch=100, rng=rng, spare=0.9),
-            _case("sgd", rows=rng.choice((3, 6)), batch=20, rng=rng),
-        ],
-        "never": [_case("adam", rows=0, batch=64, rng=rng), _case("adam", rows=1, batch=48, rng=rng)],
+        "one": [_case("sgd", 64, 64, rng)],
+        "divided": [_case("sgd", rows, 100, rng) for rows in (20, 10)],
+        "optimizer": [_case(name, rng.choice((12, 16, 24)), 96, rng) for name in ("adam", "momentum")],
+        "uneven": [_case("adam", 7, 100, rng, spare=0.9), _case("sgd", rng.choice((3, 6)), 20, rng)],
     }
+    fits = [(name, case) for name, group in groups.items() for case in group]
     # What fits nowhere comes last, and alone: a loop that never ends there shall not hide the rest.
-    found = iter(
-        answer.run(fit_driver, 1, [case for key, group in groups.items() if key != "never" for case in group])[0]
-    )
-    for key, group in groups.items():
-        if key == "never":
-            found = iter(answer.run(fit_driver, 1, group)[0])
-        faults = [_fault(case, next(found)) for case in group]
-        yield key, next(filter(None, faults), None)
+    never = [("never", _case("adam", 0, 64, rng)), ("never", _case("adam", 1, 48, rng))]
+    return [Round(1, fits, init=False), Round(1, never, init=False)]
 
 
 def _case(optimizer: str, rows: int, batch: int, rng: Random, spare: float = 0.0) -> Case:
@@ -65,22 +61,20 @@ def _case(optimizer: str, rows: int, batch: int, rng: Random, spare: float = 0.0
     # What is fixed outweighs many rows, so that a slip there changes the number of ranks.
     parameters, bytes_per_row = rng.randint(50, 90) * 10**5, rng.randint(10, 30) * 10**5
     fixed = parameters * FLOAT32 * NUMBERS[optimizer]
-    return (
-        parameters,
-        optimizer,
-        bytes_per_row,
-        batch,
-        fixed + int((rows + spare) * bytes_per_row) + rng.randint(1, 10**5),
-    )
+    device = fixed + int((rows + spare) * bytes_per_row) + rng.randint(1, 10**5)
+    return Case(parameters, optimizer, bytes_per_row, batch, device)
 
 
-def _fault(case: Case, found: Any) -> Fault | None:
-    right = ranks_needed(case)
-    if not isinstance(found, bool) and found == right:
+def right(seen: Seen) -> Fault | None:
+    """The least number of ranks, or None."""
+    case, found, wanted = seen.case, seen["value"], ranks_needed(seen.case)
+    if not isinstance(found, bool) and found == wanted:
         return None
-    parameters, optimizer, bytes_per_row, batch, device = case
-    shown = f"{parameters:,} parameters, {optimizer}, {bytes_per_row:,} bytes a row, {batch} rows, {device:,} bytes"
-    return Fault(f"{right} for {shown}", repr(found), cause=_cause(case, found, right))
+    shown = (
+        f"{case.parameters:,} parameters, {case.optimizer}, {case.bytes_per_row:,} bytes a row, {case.global_batch} "
+        f"rows, {case.device_bytes:,} bytes"
+    )
+    return Fault(f"{wanted} for {shown}", repr(found), cause=_cause(case, found, wanted))
 
 
 def _cause(case: Case, found: Any, right: int | None) -> str:
@@ -114,17 +108,18 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
     return "this many ranks still have more rows than fit beside what is fixed"
 
 
-FIT = Exercise(
+FIT = exercise(
     "01.3",
     "How many ranks until it fits? (stretch)",
     "ranks_needed",
     15,
-    (
-        Check("one", "one rank is enough", 1),
-        Check("divided", "the rows are divided, the rest is not", 1),
-        Check("optimizer", "each optimizer's state", 1),
-        Check("uneven", "rows that do not divide evenly", 1),
-        Check("never", "too large for any number of ranks, and just not too large", 1),
-    ),
-    fit_judge,
+    act=called,
+    rounds=rounds,
+    checks={
+        "one": ("one rank is enough", 1, right, "one"),
+        "divided": ("the rows are divided, the rest is not", 1, right, "divided"),
+        "optimizer": ("each optimizer's state", 1, right, "optimizer"),
+        "uneven": ("rows that do not divide evenly", 1, right, "uneven"),
+        "never": ("too large for any number of ranks, and just not too large", 1, right, "never"),
+    },
 )

@@ -9,8 +9,28 @@ IMPORTS = """
 import os
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 """
+
+
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """Put other text into an answer; each text to be replaced must be there."""
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
+    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
+    wrong = []
+    for mistake, fails, hint, *changes in rows:
+        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
+        keys = fails if fails == ALL else tuple(fails.split())
+        wrong.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
+    return wrong
+
 
 # --- 00.1 ------------------------------------------------------------------------------------------
 
@@ -35,6 +55,18 @@ def sum_of_all(rank, world_size, value):
     dist.broadcast(total, src=world_size - 1)
     return total
 """
+
+TOTAL_INTO_TENSOR = """
+def sum_of_all(rank, world_size, value):
+    everyone = torch.empty(world_size)
+    dist.all_gather_into_tensor(everyone, torch.tensor([value]))
+    return everyone.sum().item()
+"""
+
+TOTAL_FUNCTIONAL = edited(
+    TOTAL, ("dist.all_reduce(total)", "total = funcol.all_reduce(total, 'sum', dist.group.WORLD)")
+)
+TOTAL_COALESCED = edited(TOTAL, ("    dist.all", "    with dist._coalescing_manager():\n        dist.all"))
 
 # --- 00.2 ------------------------------------------------------------------------------------------
 
@@ -68,6 +100,29 @@ def replicas_equal(rank, world_size, model):
     dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
     return agreed.bool()
 """
+
+EQUAL_INTO_TENSOR = """
+def replicas_equal(rank, world_size, model):
+    flat = torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()])
+    everyone = torch.empty(world_size * len(flat)).double()
+    dist.all_gather_into_tensor(everyone, flat)
+    return torch.equal(everyone, everyone[: len(flat)].repeat(world_size))
+"""
+
+EQUAL_FUNCTIONAL = edited(
+    EQUAL,
+    ("dist.all_reduce(low, op=dist.ReduceOp.MIN)", "low = funcol.all_reduce(low, 'min', dist.group.WORLD)"),
+    ("dist.all_reduce(high, op=dist.ReduceOp.MAX)", "high = funcol.all_reduce(high, 'max', dist.group.WORLD)"),
+    ("torch.equal(low, high)", "bool((low == high).all())"),
+)
+
+EQUAL_COALESCED = edited(
+    EQUAL,
+    ("high = flat.clone(), flat.clone()", "high = flat.clone(), -flat"),
+    ("    dist.all_reduce(low", "    with dist._coalescing_manager():\n        dist.all_reduce(low"),
+    ("    dist.all_reduce(high, op=dist.ReduceOp.MAX)", "        dist.all_reduce(high, op=dist.ReduceOp.MIN)"),
+    ("(low, high)", "(low, -high)"),
+)
 
 EQUAL_IN_PLACE = """
 def replicas_equal(rank, world_size, model):
@@ -114,6 +169,30 @@ def parallel_step(rank, world_size, model, x, y, lr):
             parameter /= world_size
 """
 
+STEP_FUNCTIONAL = edited(
+    STEP, ("dist.all_reduce(gradient)", "gradient = funcol.all_reduce(gradient, 'sum', dist.group.WORLD)")
+)
+
+STEP_COALESCED = edited(
+    STEP,
+    ("        dist.all_reduce(gradient)\n", ""),
+    (
+        "    for parameter,",
+        "    with dist._coalescing_manager():\n"
+        "        for gradient in gradients:\n            dist.all_reduce(gradient)\n    for parameter,",
+    ),
+)
+
+STEP_INTO_TENSOR = edited(
+    STEP_FLAT,
+    ("mean() / world_size", "mean()"),
+    (
+        "    dist.all_reduce(flat)\n",
+        "    everyone = flat.new_empty(world_size * len(flat))\n    dist.all_gather_into_tensor(everyone, flat)\n"
+        "    flat = everyone.view(world_size, -1).mean(0)\n",
+    ),
+)
+
 KEEPS_GRAD = """
 def parallel_step(rank, world_size, model, x, y, lr):
     (model(x) - y).square().mean().backward()
@@ -128,6 +207,15 @@ RIGHT = [
     Right("00.1", "as a number", TOTAL),
     Right("00.1", "gathered, then added", TOTAL_GATHERED),
     Right("00.1", "reduce and broadcast", TOTAL_AND_BACK),
+    Right("00.1", "gathered into one tensor", TOTAL_INTO_TENSOR),
+    Right("00.1", "a functional sum", TOTAL_FUNCTIONAL),
+    Right("00.1", "a coalesced sum", TOTAL_COALESCED),
+    Right("00.2", "gathered into one tensor", EQUAL_INTO_TENSOR),
+    Right("00.2", "functional least and largest", EQUAL_FUNCTIONAL),
+    Right("00.2", "coalesced least and largest", EQUAL_COALESCED),
+    Right("00.3", "functional sums", STEP_FUNCTIONAL),
+    Right("00.3", "coalesced sums", STEP_COALESCED),
+    Right("00.3", "gathered into one tensor", STEP_INTO_TENSOR),
     Right("00.2", "least and largest", EQUAL),
     Right("00.2", "hashes gathered", EQUAL_GATHERED),
     Right("00.2", "broadcast and agreed", EQUAL_BROADCAST),
@@ -136,68 +224,24 @@ RIGHT = [
     Right("00.3", "weights averaged after the step", STEP_WEIGHTS),
 ]
 
+
 WRONG = [
-    # 00.1
-    Wrong(
-        "00.1", "never talks", TOTAL.replace("    dist.all_reduce(total)\n", ""), ALL, "this is the rank's own value"
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "returns what all_reduce returns",
-        TOTAL.replace("dist.all_reduce(total)", "total = dist.all_reduce(total)").replace("total.item()", "total"),
-        ("sum", "others"),
-        "in place and returns None",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "mean",
-        TOTAL.replace("total.item()", "total.item() / world_size"),
-        ("sum", "others"),
-        "this is the mean",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "largest",
-        TOTAL.replace("(total)\n    return", "(total, op=dist.ReduceOp.MAX)\n    return"),
-        ("sum", "others"),
-        "this is the largest value",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "reduced twice",
-        TOTAL.replace("    return", "    dist.all_reduce(total)\n    return"),
-        ("sum", "others"),
-        "reduced twice",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "whole numbers",
-        TOTAL.replace("torch.tensor(value)", "torch.tensor(int(value))"),
-        ("others",),
-        "the fractions are lost",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "reduce to rank 0",
-        TOTAL.replace("dist.all_reduce(total)", "dist.reduce(total, dst=0)"),
-        ("sum", "others"),
-        "reduce has one receiver",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "multiplied instead of talking",
-        "def sum_of_all(rank, world_size, value):\n    return value * world_size\n",
-        ALL,
-        "the ranks never talked",
-    ),  # fmt: skip
-    Wrong(
-        "00.1",
-        "the last rank stays away",
-        TOTAL.replace("    dist.all", "    if rank < world_size - 1:\n        dist.all"),
-        ALL,
-        "one rank skips a collective",
-        limit_s=10.0,
-    ),  # fmt: skip
+    *spoilt("00.1", TOTAL, [
+        ("never talks", ALL, "this is the rank's own value", ("    dist.all_reduce(total)\n", "")),
+        ("returns what all_reduce returns", "sum others", "in place and returns None",
+         ("dist.all_reduce(total)", "total = dist.all_reduce(total)"), ("total.item()", "total")),
+        ("mean", "sum others", "this is the mean", ("total.item()", "total.item() / world_size")),
+        ("largest", "sum others", "this is the largest value",
+         ("(total)\n    return", "(total, op=dist.ReduceOp.MAX)\n    return")),
+        ("reduced twice", "sum others", "reduced twice", ("    return", "    dist.all_reduce(total)\n    return")),
+        ("whole numbers", "others", "the fractions are lost", ("torch.tensor(value)", "torch.tensor(int(value))")),
+        ("reduce to rank 0", "sum others", "reduce has one receiver",
+         ("dist.all_reduce(total)", "dist.reduce(total, dst=0)")),
+        ("the last rank stays away", ALL, "one rank skips a collective",
+         ("    dist.all", "    if rank < world_size - 1:\n        dist.all"), 10.0),
+    ]),
+    Wrong("00.1", "multiplied instead of talking",
+          "def sum_of_all(rank, world_size, value):\n    return value * world_size\n", ALL, "the ranks never talked"),
     Wrong(
         "00.1",
         "errors swallowed",
@@ -206,121 +250,43 @@ WRONG = [
         ALL,
         "this is the rank's own value",
     ),
-    Wrong(
-        "00.1",
-        "the visible sum, hard-coded",
-        "def sum_of_all(rank, world_size, value):\n    dist.barrier()\n    return 120.0\n",
-        ("others",),
-        "some values are missing",
-    ),
-    # 00.2
-    Wrong(
-        "00.2",
-        "a sum as checksum",
-        EQUAL.replace(
-            "for tensor in model.state_dict().values()])",
-            "for tensor in model.state_dict().values()]).sum().mul(1e6).round()",
-        ),
-        ("hidden",),
-        "two numbers have changed places",
-    ),  # fmt: skip
-    Wrong(
-        "00.2",
-        "parameters only",
-        EQUAL.replace("model.state_dict().values()", "model.parameters()"),
-        ("hidden",),
-        "a buffer is not",
-    ),  # fmt: skip
-    Wrong(
-        "00.2",
-        "with a tolerance",
-        EQUAL.replace("torch.equal(low, high)", "torch.allclose(low, high)"),
-        ("hidden",),
-        "the difference is the last bit",
-    ),  # fmt: skip
-    Wrong(
-        "00.2",
-        "ranks do not agree",
-        EQUAL_BROADCAST.replace("    dist.all_reduce(agreed, op=dist.ReduceOp.MIN)\n", ""),
-        ("different", "hidden"),
-        "the ranks do not agree",
-    ),  # fmt: skip
+    Wrong("00.1", "the visible sum, hard-coded",
+          "def sum_of_all(rank, world_size, value):\n    dist.barrier()\n    return 120.0\n", ("others", "talk"),
+          "some values are missing"),
+    *spoilt("00.2", EQUAL, [
+        ("a sum as checksum", "hidden", "two numbers have changed places",
+         ("for tensor in model.state_dict().values()])",
+          "for tensor in model.state_dict().values()]).sum().mul(1e6).round()")),
+        ("parameters only", "hidden", "a buffer is not", ("model.state_dict().values()", "model.parameters()")),
+        ("with a tolerance", "hidden", "the difference is the last bit",
+         ("torch.equal(low, high)", "torch.allclose(low, high)")),
+    ]),
+    *spoilt("00.2", EQUAL_BROADCAST, [
+        ("ranks do not agree", "different hidden", "the ranks do not agree",
+         ("    dist.all_reduce(agreed, op=dist.ReduceOp.MIN)\n", "")),
+        ("rank 0 is taken for all", "different hidden", "compare with every rank",
+         ("dist.all_reduce(agreed, op=dist.ReduceOp.MIN)", "dist.broadcast(agreed, 0)")),
+        ("stops at the first difference", ALL, "must still call every collective",
+         ("same = same and torch.equal(other, tensor)",
+          "if not torch.equal(other, tensor):\n            return torch.tensor(False)"), 10.0),
+    ]),
     Wrong("00.2", "in place on the model", EQUAL_IN_PLACE, ("kept",), "changed the model's own tensors"),
-    Wrong(
-        "00.2",
-        "rank 0 is taken for all",
-        EQUAL_BROADCAST.replace("dist.all_reduce(agreed, op=dist.ReduceOp.MIN)", "dist.broadcast(agreed, 0)"),
-        ("different", "hidden"),
-        "compare with every rank",
-    ),  # fmt: skip
-    Wrong(
-        "00.2",
-        "stops at the first difference",
-        EQUAL_BROADCAST.replace(
-            "same = same and torch.equal(other, tensor)",
-            "if not torch.equal(other, tensor):\n            return torch.tensor(False)",
-        ),
-        ALL,
-        "must still call every collective",
-        limit_s=10.0,
-    ),  # fmt: skip
-    Wrong(
-        "00.2",
-        "always true",
-        "def replicas_equal(rank, world_size, model):\n    return True\n",
-        ALL,
-        "the ranks never talked",
-    ),  # fmt: skip
-    # 00.3
-    Wrong(
-        "00.3",
-        "sum instead of mean",
-        STEP.replace(" / world_size", ""),
-        ("first", "second", "ranks"),
-        "summed over the ranks, not averaged",
-    ),  # fmt: skip
-    Wrong(
-        "00.3",
-        "its own gradient",
-        STEP.replace("        dist.all_reduce(gradient)\n", "").replace(" / world_size", ""),
-        ALL,
-        "every rank must apply the same averaged gradient",
-    ),  # fmt: skip
-    Wrong("00.3", "uphill", STEP.replace("-= lr", "+= lr"), ("first", "second", "ranks"), "the step goes uphill"),
+    Wrong("00.2", "always true", "def replicas_equal(rank, world_size, model):\n    return True\n", ALL,
+          "the ranks never talked"),
+    *spoilt("00.3", STEP, [
+        ("sum instead of mean", "first second ranks", "summed over the ranks, not averaged", (" / world_size", "")),
+        ("its own gradient", ALL, "every rank must apply the same averaged gradient",
+         ("        dist.all_reduce(gradient)\n", ""), (" / world_size", "")),
+        ("uphill", "first second ranks", "the step goes uphill", ("-= lr", "+= lr")),
+        ("new tensors, not the model's", ALL, "must be written into the model's own parameters",
+         ("parameter.data -= lr * gradient / world_size", "parameter = parameter - lr * gradient / world_size")),
+        ("no learning rate", "first second ranks", "the learning rate is missing", ("lr * gradient", "gradient")),
+        ("a leaf in place", ALL, "change the weights under torch.no_grad()", ("parameter.data -=", "parameter -=")),
+        ("os._exit on the last rank", ALL, "the function ends its process",
+         ("    loss =", "    if rank == world_size - 1:\n        os._exit(0)\n    loss =")),
+        ("endless loop", ALL, "an endless loop", ("    loss =", "    while True:\n        pass\n    loss ="), 1.0),
+    ]),
     Wrong("00.3", "old gradients kept", KEEPS_GRAD, ("second", "ranks"), "the first step's gradient is still in .grad"),
-    Wrong(
-        "00.3",
-        "new tensors, not the model's",
-        STEP.replace(
-            "parameter.data -= lr * gradient / world_size", "parameter = parameter - lr * gradient / world_size"
-        ),
-        ALL,
-        "must be written into the model's own parameters",
-    ),  # fmt: skip
-    Wrong(
-        "00.3",
-        "no learning rate",
-        STEP.replace("lr * gradient", "gradient"),
-        ("first", "second", "ranks"),
-        "the learning rate is missing",
-    ),  # fmt: skip
-    Wrong(
-        "00.3",
-        "divided twice",
-        STEP_FLAT.replace(
-            "    optimizer.step()",
-            "    for p in model.parameters():\n        p.grad /= world_size\n    optimizer.step()",
-        ),
-        ("first", "second", "ranks"),
-        "divided by world_size once too often",
-    ),  # fmt: skip
-    Wrong(
-        "00.3",
-        "a leaf in place",
-        STEP.replace("parameter.data -=", "parameter -="),
-        ALL,
-        "change the weights under torch.no_grad()",
-    ),  # fmt: skip
     Wrong(
         "00.3",
         "torch's DDP",
@@ -330,20 +296,10 @@ WRONG = [
         "    torch.optim.SGD(model.parameters(), lr=lr).step()\n",
         ALL,
         "this exercise is to write what it does",
-    ),  # fmt: skip
-    Wrong(
-        "00.3",
-        "os._exit on the last rank",
-        STEP.replace("    loss =", "    if rank == world_size - 1:\n        os._exit(0)\n    loss ="),
-        ALL,
-        "the function ends its process",
-    ),  # fmt: skip
-    Wrong(
-        "00.3",
-        "endless loop",
-        STEP.replace("    loss =", "    while True:\n        pass\n    loss ="),
-        ALL,
-        "an endless loop",
-        limit_s=1.0,
-    ),  # fmt: skip
-]
+    ),
+    *spoilt("00.3", STEP_FLAT, [
+        ("divided twice", "first second ranks", "divided by world_size once too often",
+         ("    optimizer.step()",
+          "    for p in model.parameters():\n        p.grad /= world_size\n    optimizer.step()")),
+    ]),
+]  # fmt: skip

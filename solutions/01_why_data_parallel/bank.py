@@ -9,8 +9,28 @@ IMPORTS = """
 import os
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 """
+
+
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """Put other text into an answer; each text to be replaced must be there."""
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
+    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
+    wrong = []
+    for mistake, fails, hint, *changes in rows:
+        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
+        keys = fails if fails == ALL else tuple(fails.split())
+        wrong.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
+    return wrong
+
 
 # --- 01.1 ------------------------------------------------------------------------------------------
 
@@ -45,6 +65,28 @@ def exact_gradient(rank, world_size, model, x, y):
     dist.all_reduce(flat)
     return flat[:-1] / flat[-1]
 """
+
+EXACT_INTO_TENSOR = edited(
+    EXACT,
+    (
+        "    dist.all_reduce(flat)\n",
+        "    everyone = flat.new_empty(world_size * len(flat))\n    dist.all_gather_into_tensor(everyone, flat)\n"
+        "    flat = everyone.view(world_size, -1).sum(0)\n",
+    ),
+)
+
+EXACT_FUNCTIONAL = edited(EXACT, ("dist.all_reduce(flat)", "flat = funcol.all_reduce(flat, 'sum', dist.group.WORLD)"))
+
+EXACT_COALESCED = edited(
+    EXACT,
+    ("    dist.all_reduce(flat)\n", ""),
+    (
+        "    flat =",
+        "    rows = torch.tensor([float(len(x))], dtype=torch.float64)\n    with dist._coalescing_manager():\n"
+        "        for part in (rows, *gradients):\n            dist.all_reduce(part)\n    flat =",
+    ),
+    ("[torch.tensor([len(x)], dtype=torch.float64)]", "[rows]"),
+)
 
 EXACT_BY_SHARE = """
 def exact_gradient(rank, world_size, model, x, y):
@@ -117,6 +159,9 @@ RIGHT = [
     Right("01.1", "stacked", WHOLE_STACKED),
     Right("01.1", "sums over rows, as a list", WHOLE_BY_SUMS),
     Right("01.2", "rows travel with the gradient", EXACT),
+    Right("01.2", "gathered into one tensor", EXACT_INTO_TENSOR),
+    Right("01.2", "a functional sum", EXACT_FUNCTIONAL),
+    Right("01.2", "coalesced sums", EXACT_COALESCED),
     Right("01.2", "weighed by its share, parameter by parameter", EXACT_BY_SHARE),
     Right("01.2", "rows first, then reduce and broadcast", EXACT_ROWS_FIRST),
     Right("01.3", "counted up", FIT),
@@ -125,8 +170,8 @@ RIGHT = [
 
 HARD_CODED = "def whole_gradient(gradients, rows):\n    return [1.0, 2.0, 3.0]\n"
 
+
 WRONG = [
-    # 01.1
     Wrong(
         "01.1",
         "mean of means",
@@ -143,41 +188,9 @@ WRONG = [
         ("unequal", "empty"),
         "weigh each by its rows",
     ),
-    Wrong(
-        "01.1",
-        "empty shards not thought of",
-        "def whole_gradient(gradients, rows):\n    return sum(g * n for g, n in zip(gradients, rows)) / sum(rows)\n",
-        ("empty",),
-        "a shard without rows has no gradient, but None",
-    ),
-    Wrong(
-        "01.1",
-        "in float32",
-        WHOLE.replace(", dtype=torch.float64", ""),
-        ("equal", "unequal", "empty", "untouched"),
-        "the result is float32",
-    ),
-    Wrong(
-        "01.1",
-        "sum over rows, not divided",
-        WHOLE.replace("n / sum(rows) * gradient", "n * gradient"),
-        ALL,
-        "divide by the number of all rows",
-    ),
-    Wrong(
-        "01.1",
-        "divided by the number of shards",
-        WHOLE.replace("n / sum(rows)", "n / len(rows)"),
-        ALL,
-        "divided by the number of shards",
-    ),
-    Wrong(
-        "01.1",
-        "sum of the gradients",
-        WHOLE.replace("n / sum(rows) * gradient", "gradient"),
-        ALL,
-        "each has to be weighed by its rows / all rows",
-    ),
+    Wrong("01.1", "empty shards not thought of",
+          "def whole_gradient(gradients, rows):\n    return sum(g * n for g, n in zip(gradients, rows)) / sum(rows)\n",
+          ("empty",), "a shard without rows has no gradient, but None"),
     Wrong(
         "01.1",
         "in place on what was given",
@@ -189,84 +202,38 @@ WRONG = [
         "an operation in place",
     ),
     Wrong("01.1", "a hard-coded result", HARD_CODED, ALL, "the weight of a shard is its rows"),
-    Wrong(
-        "01.1",
-        "returns nothing",
-        WHOLE.replace("return total", "total"),
-        ALL,
-        "returns nothing",
-    ),  # fmt: skip
-    Wrong(
-        "01.1",
-        "os._exit",
-        "def whole_gradient(gradients, rows):\n    os._exit(0)\n",
-        ALL,
-        "the function ends its process",
-    ),  # fmt: skip
-    # 01.2
-    Wrong(
-        "01.2",
-        "mean of means",
-        EXACT_PLAIN_MEAN,
-        ("unequal", "empty", "ranks"),
-        "this is the plain mean of the shards' gradients",
-    ),
-    Wrong(
-        "01.2",
-        "summed, not averaged",
-        EXACT_PLAIN_MEAN.replace("flat / world_size", "flat"),
-        ("equal", "unequal", "empty", "ranks"),
-        "the gradients are summed over the ranks, not averaged",
-    ),
-    Wrong(
-        "01.2",
-        "the rank's own",
-        EXACT.replace("    dist.all_reduce(flat)\n", ""),
-        ALL,
-        "this is the rank's own gradient",
-    ),
-    Wrong(
-        "01.2",
-        "divided by its own rows",
-        EXACT.replace("/ flat[-1]", "/ max(1, len(x))"),
-        ("equal", "unequal", "empty", "ranks"),
-        "divided by this rank's own rows",
-    ),
-    Wrong(
-        "01.2",
-        "divided by the ranks as well",
-        EXACT.replace("/ flat[-1]", "/ flat[-1] / world_size"),
-        ("equal", "unequal", "empty", "ranks"),
-        "divided by the number of ranks once too often",
-    ),
-    Wrong(
-        "01.2",
-        "a rank without rows stays away",
-        EXACT.replace("    loss =", "    if len(x) == 0:\n        return torch.zeros(36)\n    loss ="),
-        ("empty", "ranks"),
-        "one without rows must call them all, too",
-        limit_s=3.0,
-    ),
-    Wrong(
-        "01.2",
-        "errors swallowed",
-        EXACT.replace(
-            "    loss =",
-            "    try:\n        assert len(x)\n        mine = 1 / len(x)\n    except Exception:\n"
-            "        mine = 1.0\n    loss =",
-        ).replace("/ flat[-1]", "* mine"),
-        ("equal", "unequal", "empty", "ranks"),
-        "divided by this rank's own rows",
-    ),
-    Wrong(
-        "01.2",
-        "endless loop",
-        "def exact_gradient(rank, world_size, model, x, y):\n    while True:\n        pass\n",
-        ALL,
-        "an endless loop",
-        limit_s=1.0,
-    ),
-    # 01.3
+    Wrong("01.1", "os._exit", "def whole_gradient(gradients, rows):\n    os._exit(0)\n", ALL,
+          "the function ends its process"),
+    *spoilt("01.1", WHOLE, [
+        ("in float32", "equal unequal empty untouched", "the result is float32", (", dtype=torch.float64", "")),
+        ("sum over rows, not divided", ALL, "divide by the number of all rows",
+         ("n / sum(rows) * gradient", "n * gradient")),
+        ("divided by the number of shards", ALL, "divided by the number of shards", ("n / sum(rows)", "n / len(rows)")),
+        ("sum of the gradients", ALL, "each has to be weighed by its rows / all rows",
+         ("n / sum(rows) * gradient", "gradient")),
+        ("returns nothing", ALL, "returns nothing", ("return total", "total")),
+    ]),
+    Wrong("01.2", "mean of means", EXACT_PLAIN_MEAN, ("unequal", "empty", "ranks"),
+          "this is the plain mean of the shards' gradients"),
+    Wrong("01.2", "endless loop", "def exact_gradient(rank, world_size, model, x, y):\n    while True:\n        pass\n",
+          ALL, "an endless loop", limit_s=1.0),
+    *spoilt("01.2", EXACT_PLAIN_MEAN, [
+        ("summed, not averaged", "equal unequal empty ranks", "the gradients are summed over the ranks, not averaged",
+         ("flat / world_size", "flat")),
+    ]),
+    *spoilt("01.2", EXACT, [
+        ("the rank's own", ALL, "this is the rank's own gradient", ("    dist.all_reduce(flat)\n", "")),
+        ("divided by its own rows", "equal unequal empty ranks", "divided by this rank's own rows",
+         ("/ flat[-1]", "/ max(1, len(x))")),
+        ("divided by the ranks as well", "equal unequal empty ranks", "divided by the number of ranks once too often",
+         ("/ flat[-1]", "/ flat[-1] / world_size")),
+        ("a rank without rows stays away", "empty ranks", "one without rows must call them all, too",
+         ("    loss =", "    if len(x) == 0:\n        return torch.zeros(36)\n    loss ="), 3.0),
+        ("errors swallowed", "equal unequal empty ranks", "divided by this rank's own rows",
+         ("    loss =",
+          "    try:\n        assert len(x)\n        mine = 1 / len(x)\n    except Exception:\n        mine = 1.0\n"
+          "    loss ="), ("/ flat[-1]", "* mine")),
+    ]),
     Wrong(
         "01.3",
         "everything divided by the ranks",
@@ -278,34 +245,6 @@ WRONG = [
     ),
     Wrong(
         "01.3",
-        "gradients forgotten",
-        FIT.replace('"sgd": 2, "momentum": 3, "adam": 4', '"sgd": 1, "momentum": 2, "adam": 3'),
-        ("divided", "optimizer", "uneven", "never"),
-        "such as the gradient",
-    ),
-    Wrong(
-        "01.3",
-        "optimizer state forgotten",
-        FIT_DIRECT.replace("(2 + state)", "2"),
-        ("optimizer", "uneven", "never"),
-        "the optimizer's state is missing",
-    ),
-    Wrong(
-        "01.3",
-        "shards rounded down",
-        FIT.replace("(global_batch + world_size - 1) // world_size", "global_batch // world_size"),
-        ("uneven", "never"),
-        "the largest shard decides",
-    ),
-    Wrong(
-        "01.3",
-        "one number is one byte",
-        FIT.replace("parameters * 4 *", "parameters *"),
-        ("divided", "optimizer", "uneven", "never"),
-        "each rank holds 4 numbers of 4 bytes for each parameter",
-    ),
-    Wrong(
-        "01.3",
         "parts of rows",
         "import math\n\ndef ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):\n"
         "    left = device_bytes - {'sgd': 2, 'momentum': 3, 'adam': 4}[optimizer] * 4 * parameters\n"
@@ -313,26 +252,21 @@ WRONG = [
         ("uneven",),
         "a device holds whole rows",
     ),
-    Wrong(
-        "01.3",
-        "never ends when it cannot fit",
-        FIT.replace("while world_size <= global_batch", "while True"),
-        ("never",),
-        "an endless loop",
-        limit_s=1.0,
-    ),
-    Wrong(
-        "01.3",
-        "a division by zero",
-        FIT_DIRECT.replace("    if most_rows < 1:\n        return None\n", ""),
-        ("never",),
-        "ZeroDivisionError",
-    ),
-    Wrong(
-        "01.3",
-        "not rounded up",
-        FIT_DIRECT.replace("math.ceil(global_batch / most_rows)", "global_batch / most_rows"),
-        ("uneven",),
-        "a number of ranks is whole",
-    ),
-]
+    *spoilt("01.3", FIT, [
+        ("gradients forgotten", "divided optimizer uneven never", "such as the gradient",
+         ('"sgd": 2, "momentum": 3, "adam": 4', '"sgd": 1, "momentum": 2, "adam": 3')),
+        ("shards rounded down", "uneven never", "the largest shard decides",
+         ("(global_batch + world_size - 1) // world_size", "global_batch // world_size")),
+        ("one number is one byte", "divided optimizer uneven never",
+         "each rank holds 4 numbers of 4 bytes for each parameter", ("parameters * 4 *", "parameters *")),
+        ("never ends when it cannot fit", "never", "an endless loop",
+         ("while world_size <= global_batch", "while True"), 1.0),
+    ]),
+    *spoilt("01.3", FIT_DIRECT, [
+        ("optimizer state forgotten", "optimizer uneven never", "the optimizer's state is missing",
+         ("(2 + state)", "2")),
+        ("a division by zero", "never", "ZeroDivisionError", ("    if most_rows < 1:\n        return None\n", "")),
+        ("not rounded up", "uneven", "a number of ranks is whole",
+         ("math.ceil(global_batch / most_rows)", "global_batch / most_rows")),
+    ]),
+]  # fmt: skip

@@ -15,6 +15,7 @@ import random
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -22,12 +23,22 @@ from ddp_course.parallel.syncbn import SyncBatchNorm
 """
 
 
-def spoilt(source: str, *changes: tuple[str, str]) -> str:
-    """Put mistakes into a right answer; each text to be replaced must be there."""
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """Put other text into an answer; each text to be replaced must be there."""
     for old, new in changes:
         assert old in source, old
         source = source.replace(old, new)
     return source
+
+
+def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
+    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
+    wrong = []
+    for mistake, fails, hint, *changes in rows:
+        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
+        keys = fails if fails == ALL else tuple(fails.split())
+        wrong.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
+    return wrong
 
 
 # --- 11.1 ------------------------------------------------------------------------------------------
@@ -156,6 +167,31 @@ def train_steps(rank, world_size, model, batches, lr, pieces, amp):
     return losses
 """
 
+STEPS_COALESCED = edited(
+    STEPS_BY_HAND,
+    (
+        """        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+        dist.all_reduce(flat)
+        flat /= world_size
+        for p, g in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
+            p.data -= lr * g.view_as(p)
+""",
+        """        with dist._coalescing_manager():
+            for p in model.parameters():
+                dist.all_reduce(p.grad)
+        for p in model.parameters():
+            p.data -= lr * p.grad / world_size
+""",
+    ),
+    ("[None] * world_size", "torch.empty(world_size * pieces, dtype=torch.float64)"),
+    ("all_gather_object(everyone, mine)", "all_gather_into_tensor(everyone, torch.tensor(mine, dtype=torch.float64))"),
+    ("sum(map(sum, everyone)) / (world_size * pieces)", "everyone.mean()"),
+)
+
+STEPS_FUNCTIONAL = edited(
+    STEPS_BY_HAND, ("dist.all_reduce(flat)\n", "flat = funcol.all_reduce(flat, 'sum', dist.group.WORLD)\n")
+)
+
 STEPS_SYNC_AT_THE_END = """
 def train_steps(rank, world_size, model, batches, lr, pieces, amp):
     replica = DistributedDataParallel(SyncBatchNorm.convert(model), broadcast_buffers=False)
@@ -185,7 +221,7 @@ def train_steps(rank, world_size, model, batches, lr, pieces, amp):
     return (report / (pieces * world_size)).tolist()
 """
 
-STEPS_CONVERTED_IN_THE_WRAPPER = spoilt(
+STEPS_CONVERTED_IN_THE_WRAPPER = edited(
     STEPS,
     ("DistributedDataParallel(SyncBatchNorm.convert(model))", "SyncBatchNorm.convert(DistributedDataParallel(model))"),
 )
@@ -218,6 +254,8 @@ RIGHT = [
     Right("11.2", "Python's own Random", SHIFTED_BY_PYTHON),
     Right("11.3", "DDP with no_sync", STEPS),
     Right("11.3", "no DDP, one message by hand", STEPS_BY_HAND),
+    Right("11.3", "coalesced, losses gathered into one tensor", STEPS_COALESCED),
+    Right("11.3", "functional collectives", STEPS_FUNCTIONAL),
     Right("11.3", "losses reduced at the end, gradients divided", STEPS_SYNC_AT_THE_END),
     Right("11.3", "converted after it was wrapped", STEPS_CONVERTED_IN_THE_WRAPPER),
 ]
@@ -229,91 +267,30 @@ DRAWN = "    down, right = torch.randint(-most, most + 1, (2,), generator=genera
 NO_SYNC = "replica.no_sync() if k < pieces - 1 else contextlib.nullcontext()"
 
 WRONG = [
-    # --- 11.1
-    Wrong(
-        "11.1",
-        "not scaled",
-        spoilt(RATE, ("peak = base_lr * batch / base_batch", "peak = base_lr")),
-        ("peak", "warmup"),
-        "the rate is not scaled",
-    ),
-    Wrong(
-        "11.1",
-        "scaled by the ranks",
-        spoilt(RATE, ("base_lr * batch / base_batch", "base_lr * world_size")),
-        ("peak", "warmup", "cosine", "steps"),
-        "not the number of ranks",
-    ),
-    Wrong(
-        "11.1",
-        "scaled by the square root",
-        spoilt(RATE, ("base_lr * batch / base_batch", "base_lr * math.sqrt(batch / base_batch)")),
-        ("peak", "warmup"),
-        "that is the square root",
-    ),
-    Wrong(
-        "11.1",
-        "warm-up from zero",
-        spoilt(RATE, (RISE, "        return peak * step / warm\n")),
-        ("warmup",),
-        "the warm-up begins at base_lr, not at 0",
-    ),
-    Wrong(
-        "11.1",
-        "warm-up one step ahead",
-        spoilt(RATE, ("* step / warm", "* (step + 1) / warm")),
-        ("warmup",),
-        "step 0 has base_lr itself",
-    ),
-    Wrong(
-        "11.1",
-        "the warm-up counts steps",
-        spoilt(RATE, ("warm, end = warmup * steps", "warm, end = warmup")),
-        ("warmup", "cosine", "steps"),
-        "`warmup` counts epochs",
-    ),
-    Wrong(
-        "11.1",
-        "the cosine begins at step 0",
-        spoilt(RATE, ("x = (step - warm) / (end - warm)", "x = step / end")),
-        ("cosine", "steps"),
-        "the cosine begins where the warm-up ends",
-    ),
-    Wrong(
-        "11.1",
-        "a quarter of a wave",
-        spoilt(RATE, (COSINE, "    return peak * math.cos(math.pi / 2 * x)\n")),
-        ("cosine", "steps"),
-        "a quarter of a wave",
-    ),
-    Wrong(
-        "11.1",
-        "the last batch is forgotten",
-        spoilt(RATE, ("math.ceil(rows / batch)", "rows // batch")),
-        ("steps",),
-        "round the steps of an epoch up",
-    ),
-    Wrong(
-        "11.1",
-        "rows that the ranks do not share",
-        spoilt(RATE, ("math.ceil(rows / batch)", "math.ceil(rows / local_batch)")),
-        ("warmup", "cosine", "steps"),
-        "the ranks share the rows",
-    ),
-    Wrong(
-        "11.1",
-        "the rate is 0 at the last step",
-        spoilt(RATE, ("(end - warm)", "(end - 1 - warm)")),
-        ("cosine", "steps"),
-        "one step after the last step",
-    ),
-    Wrong(
-        "11.1",
-        "divides by a warm-up of 0",
-        spoilt(RATE, ("step < warm", "step <= warm")),
-        ("warmup",),
-        "there is no warm-up to divide by",
-    ),
+    *spoilt("11.1", RATE, [
+        ("not scaled", "peak warmup", "the rate is not scaled",
+         ("peak = base_lr * batch / base_batch", "peak = base_lr")),
+        ("scaled by the ranks", "peak warmup cosine steps", "not the number of ranks",
+         ("base_lr * batch / base_batch", "base_lr * world_size")),
+        ("scaled by the square root", "peak warmup", "that is the square root",
+         ("base_lr * batch / base_batch", "base_lr * math.sqrt(batch / base_batch)")),
+        ("warm-up from zero", "warmup", "the warm-up begins at base_lr, not at 0",
+         (RISE, "        return peak * step / warm\n")),
+        ("warm-up one step ahead", "warmup", "step 0 has base_lr itself", ("* step / warm", "* (step + 1) / warm")),
+        ("the warm-up counts steps", "warmup cosine steps", "`warmup` counts epochs",
+         ("warm, end = warmup * steps", "warm, end = warmup")),
+        ("the cosine begins at step 0", "cosine steps", "the cosine begins where the warm-up ends",
+         ("x = (step - warm) / (end - warm)", "x = step / end")),
+        ("a quarter of a wave", "cosine steps", "a quarter of a wave",
+         (COSINE, "    return peak * math.cos(math.pi / 2 * x)\n")),
+        ("the last batch is forgotten", "steps", "round the steps of an epoch up",
+         ("math.ceil(rows / batch)", "rows // batch")),
+        ("rows that the ranks do not share", "warmup cosine steps", "the ranks share the rows",
+         ("math.ceil(rows / batch)", "math.ceil(rows / local_batch)")),
+        ("the rate is 0 at the last step", "cosine steps", "one step after the last step",
+         ("(end - warm)", "(end - 1 - warm)")),
+        ("divides by a warm-up of 0", "warmup", "there is no warm-up to divide by", ("step < warm", "step <= warm")),
+    ]),
     Wrong(
         "11.1",
         "a scheduler that counts its calls",
@@ -327,14 +304,8 @@ def rate_at(step, *settings):
         ("pure",),
         "the function remembers something",
     ),
-    Wrong(
-        "11.1",
-        "never ends",
-        "\ndef rate_at(*settings):\n    while True:\n        pass\n",
-        ALL,
-        "no loop is needed",
-        1.0,
-    ),
+    Wrong("11.1", "never ends", "\ndef rate_at(*settings):\n    while True:\n        pass\n", ALL, "no loop is needed",
+          1.0),
     Wrong(
         "11.1",
         "calls the course's",
@@ -347,251 +318,76 @@ def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_b
         ALL,
         "this exercise is to write what it does",
     ),
-    # --- 11.2
-    Wrong(
-        "11.2",
-        "a generator that moves on",
-        spoilt(SHIFTED, (SEEDED, ""), (", generator=generator", "")),
-        ("same", "global"),
-        "the numbers come from a generator that moves on",
-    ),
-    Wrong(
-        "11.2",
-        "seeds torch's own generator",
-        spoilt(
-            SHIFTED, ("generator = torch.Generator().manual_seed(", "torch.manual_seed("), (", generator=generator", "")
-        ),
-        ("global",),
-        "the generator of torch has moved",
-    ),
-    Wrong(
-        "11.2",
-        "seeded by a sum",
-        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "seed + epoch + row")),
-        ("other",),
-        "a sum of the three is no mix",
-    ),
-    Wrong(
-        "11.2",
-        "factors that are too small",
-        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "seed * 10**6 + epoch * 1000 + row")),
-        ("other",),
-        "meet again 1000 rows apart",
-    ),
-    Wrong(
-        "11.2",
-        "a product",
-        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "seed * epoch * row")),
-        ("other",),
-        "a product of the three is no mix",
-    ),
-    Wrong(
-        "11.2",
-        "the epoch is forgotten",
-        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "seed * 10**8 + row")),
-        ("other",),
-        "a row moves alike in every epoch: the epoch is not in the mix",
-    ),
-    Wrong(
-        "11.2",
-        "the upper end is left out",
-        spoilt(SHIFTED, ("most + 1, (2,)", "most, (2,)")),
-        ("even",),
-        "the upper end of randint is left out",
-    ),
-    Wrong(
-        "11.2",
-        "one number for both ways",
-        spoilt(SHIFTED, (DRAWN, DRAWN + "    right = down\n")),
-        ("even",),
-        "draw two numbers, one for each way",
-    ),
-    Wrong(
-        "11.2",
-        "rolled",
-        SHIFTED.partition("    result =")[0] + "    return torch.roll(image, (down, right), (1, 2))\n",
-        ALL,
-        "comes in on the other",
-    ),
-    Wrong(
-        "11.2",
-        "rolled, so the other lines are not looked at",
-        SHIFTED.partition("    result =")[0] + "    return image.roll((down, right), (1, 2))\n",
-        ALL,
-        "found: not looked at",
-    ),
-    Wrong(
-        "11.2",
-        "the image itself where nothing moves",
-        spoilt(SHIFTED, (DRAWN, DRAWN + "    if down == right == 0:\n        return image\n")),
-        ("moved",),
-        "return a new tensor, also where nothing moves",
-    ),
-    Wrong(
-        "11.2",
-        "the seed above torch's 32 bits",
-        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "(seed << 40) | (epoch << 14) | row")),
-        ("other",),
-        "it lies above the 32 bits of a seed that torch's CPU generator reads",
-    ),
-    Wrong(
-        "11.2",
-        "the high bits of the seed above torch's 32 bits",
-        spoilt(SHIFTED, ("seed * 10**8 + epoch * 10**4 + row", "(seed << 28) | (epoch << 14) | row")),
-        ("other",),
-        "seed 8192 moves as seed 0",
-    ),
-    Wrong(
-        "11.2",
-        "not moved at all, and the process ends",
-        "\ndef shifted(image, seed, epoch, row, most):\n    os._exit(0)\n",
-        ALL,
-        "the function ends its process",
-    ),
-    # --- 11.3
-    Wrong(
-        "11.3",
-        "BatchNorm is not synchronised",
-        spoilt(STEPS, ("SyncBatchNorm.convert(model)", "model")),
-        ("weights", "norm", "loss"),
-        "SyncBatchNorm",
-    ),
-    Wrong(
-        "11.3",
-        "no DDP",
-        spoilt(
-            STEPS,
-            ("DistributedDataParallel(SyncBatchNorm.convert(model))", "SyncBatchNorm.convert(model)"),
-            (NO_SYNC, "contextlib.nullcontext()"),
-        ),
-        ("weights", "messages", "loss"),
-        "the gradients are not averaged over the ranks",
-    ),
-    Wrong(
-        "11.3",
-        "gradients sent for each piece",
-        spoilt(STEPS, (NO_SYNC, "contextlib.nullcontext()")),
-        ("messages",),
-        "the gradients are sent after every piece",
-    ),
-    Wrong(
-        "11.3",
-        "the last piece is not sent either",
-        spoilt(STEPS, (NO_SYNC, "replica.no_sync()")),
-        ("weights", "messages", "loss"),
-        "the gradients are not averaged over the ranks",
-    ),
-    Wrong(
-        "11.3",
-        "not divided by the pieces",
-        spoilt(STEPS, ("wanted) / pieces", "wanted)"), ("item() / world_size", "item() / world_size / pieces")),
-        ("weights", "loss"),
-        "divide each loss by `pieces`",
-    ),
-    Wrong(
-        "11.3",
-        "not divided by the pieces, the losses neither",
-        spoilt(STEPS, ("wanted) / pieces", "wanted)")),
-        ("weights", "loss"),
-        "that is the sum over the pieces",
-    ),
-    Wrong(
-        "11.3",
-        "the gradients are never zeroed",
-        spoilt(STEPS, ("        optimizer.zero_grad()\n", "")),
-        ("weights", "loss"),
-        "old gradients are still there",
-    ),
-    Wrong(
-        "11.3",
-        "the gradients are zeroed between the pieces",
-        spoilt(
-            STEPS,
-            (
-                "                loss.backward()\n",
-                "                optimizer.zero_grad()\n                loss.backward()\n",
-            ),
-        ),
-        ("weights", "loss"),
-        "zero them once a batch",
-    ),
-    Wrong(
-        "11.3",
-        "in eval mode",
-        spoilt(STEPS, ("    replica =", "    model.eval()\n    replica =")),
-        ("weights", "norm", "loss"),
-        "goes through the model, in train mode",
-    ),
-    Wrong(
-        "11.3",
-        "split in place of chunk",
-        spoilt(STEPS, ("x.chunk(", "x.split("), ("labels.chunk(", "labels.split(")),
-        ("pieces", "weights", "norm", "messages", "loss"),
-        "split(pieces) cuts parts of `pieces` rows",
-    ),
-    Wrong(
-        "11.3",
-        "the batch is not split",
-        spoilt(STEPS, ("    replica =", "    pieces = 1\n    replica =")),
-        ("pieces", "weights", "norm", "loss"),
-        "the batch is not split",
-    ),
-    Wrong(
-        "11.3",
-        "all forward passes, and one backward",
-        FORWARDS_FIRST,
-        ("pieces",),
-        "call backward() for each piece before the next forward pass",
-    ),
-    Wrong(
-        "11.3",
-        "this rank's own loss",
-        spoilt(STEPS, ("        dist.all_reduce(total)\n", ""), ("item() / world_size", "item()")),
-        ("loss",),
-        "this rank's own loss",
-    ),
-    Wrong(
-        "11.3",
-        "the sum of the losses",
-        spoilt(STEPS, ("item() / world_size", "item()")),
-        ("loss",),
-        "that is the sum over the ranks",
-    ),
-    Wrong(
-        "11.3",
-        "weights in bfloat16",
-        spoilt(
-            STEPS,
-            ("    replica =", "    model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica ="),
-            ("replica(part)", "replica(part.to(next(model.parameters()).dtype))"),
-        ),
-        ("amp",),
-        "small updates vanish in 16 bits",
-    ),
-    Wrong(
-        "11.3",
-        "autocast is never on",
-        spoilt(STEPS, ("enabled=amp", "enabled=False")),
-        ("amp",),
-        "around the forward pass of every piece",
-    ),
-    Wrong(
-        "11.3",
-        "autocast is always on",
-        spoilt(STEPS, ("enabled=amp", "enabled=True")),
-        ("amp",),
-        "autocast is on although amp is False",
-    ),
-    Wrong(
-        "11.3",
-        "only rank 0 reduces the loss",
-        spoilt(
-            STEPS, ("        dist.all_reduce(total)\n", "        if rank == 0:\n            dist.all_reduce(total)\n")
-        ),
-        ALL,
-        "a collective that not every rank calls",
-        2.0,
-    ),
+    *spoilt("11.2", SHIFTED, [
+        ("a generator that moves on", "same global", "the numbers come from a generator that moves on", (SEEDED, ""),
+         (", generator=generator", "")),
+        ("seeds torch's own generator", "global", "the generator of torch has moved",
+         ("generator = torch.Generator().manual_seed(", "torch.manual_seed("), (", generator=generator", "")),
+        ("seeded by a sum", "other", "a sum of the three is no mix",
+         ("seed * 10**8 + epoch * 10**4 + row", "seed + epoch + row")),
+        ("factors that are too small", "other", "meet again 1000 rows apart",
+         ("seed * 10**8 + epoch * 10**4 + row", "seed * 10**6 + epoch * 1000 + row")),
+        ("a product", "other", "a product of the three is no mix",
+         ("seed * 10**8 + epoch * 10**4 + row", "seed * epoch * row")),
+        ("the epoch is forgotten", "other", "a row moves alike in every epoch: the epoch is not in the mix",
+         ("seed * 10**8 + epoch * 10**4 + row", "seed * 10**8 + row")),
+        ("the upper end is left out", "even", "the upper end of randint is left out", ("most + 1, (2,)", "most, (2,)")),
+        ("one number for both ways", "even", "draw two numbers, one for each way",
+         (DRAWN, DRAWN + "    right = down\n")),
+        ("the image itself where nothing moves", "moved", "return a new tensor, also where nothing moves",
+         (DRAWN, DRAWN + "    if down == right == 0:\n        return image\n")),
+        ("the seed above torch's 32 bits", "other",
+         "it lies above the 32 bits of a seed that torch's CPU generator reads",
+         ("seed * 10**8 + epoch * 10**4 + row", "(seed << 40) | (epoch << 14) | row")),
+        ("the high bits of the seed above torch's 32 bits", "other", "seed 8192 moves as seed 0",
+         ("seed * 10**8 + epoch * 10**4 + row", "(seed << 28) | (epoch << 14) | row")),
+    ]),
+    Wrong("11.2", "rolled",
+          SHIFTED.partition("    result =")[0] + "    return torch.roll(image, (down, right), (1, 2))\n", ALL,
+          "comes in on the other"),
+    Wrong("11.2", "rolled, so the other lines are not looked at",
+          SHIFTED.partition("    result =")[0] + "    return image.roll((down, right), (1, 2))\n", ALL,
+          "found: not looked at"),
+    Wrong("11.2", "not moved at all, and the process ends",
+          "\ndef shifted(image, seed, epoch, row, most):\n    os._exit(0)\n", ALL, "the function ends its process"),
+    *spoilt("11.3", STEPS, [
+        ("BatchNorm is not synchronised", "weights norm loss", "SyncBatchNorm",
+         ("SyncBatchNorm.convert(model)", "model")),
+        ("no DDP", "weights messages loss", "the gradients are not averaged over the ranks",
+         ("DistributedDataParallel(SyncBatchNorm.convert(model))", "SyncBatchNorm.convert(model)"),
+         (NO_SYNC, "contextlib.nullcontext()")),
+        ("gradients sent for each piece", "messages", "the gradients are sent after every piece",
+         (NO_SYNC, "contextlib.nullcontext()")),
+        ("the last piece is not sent either", "weights messages loss", "the gradients are not averaged over the ranks",
+         (NO_SYNC, "replica.no_sync()")),
+        ("not divided by the pieces", "weights loss", "divide each loss by `pieces`", ("wanted) / pieces", "wanted)"),
+         ("item() / world_size", "item() / world_size / pieces")),
+        ("not divided by the pieces, the losses neither", "weights loss", "that is the sum over the pieces",
+         ("wanted) / pieces", "wanted)")),
+        ("the gradients are never zeroed", "weights loss", "old gradients are still there",
+         ("        optimizer.zero_grad()\n", "")),
+        ("the gradients are zeroed between the pieces", "weights loss", "zero them once a batch",
+         ("                loss.backward()\n",
+          "                optimizer.zero_grad()\n                loss.backward()\n")),
+        ("in eval mode", "weights norm loss", "goes through the model, in train mode",
+         ("    replica =", "    model.eval()\n    replica =")),
+        ("split in place of chunk", "pieces weights norm messages loss", "split(pieces) cuts parts of `pieces` rows",
+         ("x.chunk(", "x.split("), ("labels.chunk(", "labels.split(")),
+        ("the batch is not split", "pieces weights norm loss", "the batch is not split",
+         ("    replica =", "    pieces = 1\n    replica =")),
+        ("this rank's own loss", "loss", "this rank's own loss", ("        dist.all_reduce(total)\n", ""),
+         ("item() / world_size", "item()")),
+        ("the sum of the losses", "loss", "that is the sum over the ranks", ("item() / world_size", "item()")),
+        ("weights in bfloat16", "amp", "small updates vanish in 16 bits",
+         ("    replica =", "    model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica ="),
+         ("replica(part)", "replica(part.to(next(model.parameters()).dtype))")),
+        ("autocast is never on", "amp", "around the forward pass of every piece", ("enabled=amp", "enabled=False")),
+        ("autocast is always on", "amp", "autocast is on although amp is False", ("enabled=amp", "enabled=True")),
+        ("only rank 0 reduces the loss", ALL, "a collective that not every rank calls",
+         ("        dist.all_reduce(total)\n", "        if rank == 0:\n            dist.all_reduce(total)\n"), 2.0),
+    ]),
+    Wrong("11.3", "all forward passes, and one backward", FORWARDS_FIRST, ("pieces",),
+          "call backward() for each piece before the next forward pass"),
     Wrong(
         "11.3",
         "errors are swallowed",
@@ -605,4 +401,4 @@ def train_steps(rank, world_size, model, batches, lr, pieces, amp):
         ALL,
         "optimizer.step()",
     ),
-]
+]  # fmt: skip

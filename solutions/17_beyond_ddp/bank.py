@@ -9,8 +9,28 @@ IMPORTS = """
 import os
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 """
+
+
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """Put other text into an answer; each text to be replaced must be there."""
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
+    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
+    wrong = []
+    for mistake, fails, hint, *changes in rows:
+        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
+        keys = fails if fails == ALL else tuple(fails.split())
+        wrong.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
+    return wrong
+
 
 # --- 17.1 ------------------------------------------------------------------------------------------
 
@@ -120,6 +140,29 @@ class ShardedStep:
             work.wait()
 """
 
+STEP_INTO_TENSOR = edited(
+    STEP_ALL_GATHER,
+    ("[torch.empty(longest).double() for _ in self.shares]", "torch.empty(longest * len(self.shares)).double()"),
+    ("all_gather(theirs", "all_gather_into_tensor(theirs"),
+    ("zip(self.shares, theirs)", "zip(self.shares, theirs.split(longest))"),
+)
+
+STEP_COALESCED = edited(
+    STEP_INTO_TENSOR,
+    (
+        "            dist.all_gather_into_tensor",
+        "            with dist._coalescing_manager():\n                dist.all_gather_into_tensor",
+    ),
+)
+
+STEP_FUNCTIONAL = edited(
+    STEP,
+    (
+        "dist.broadcast(parameter.detach(), src=owner)",
+        "parameter.data.copy_(funcol.broadcast(parameter.detach(), owner, dist.group.WORLD))",
+    ),
+)
+
 STEP_ALL = """
 class ShardedStep:
     def __init__(self, rank, world_size, parameters, make_optimizer):
@@ -129,94 +172,9 @@ class ShardedStep:
         self.optimizer.step()
 """
 
-STEP_COPIES = STEP.replace("make_optimizer(self.mine)", "make_optimizer([p.clone() for p in self.mine])")
-
-STEP_LATE = STEP.replace("        self.optimizer.step()\n" + SEND, SEND + "        self.optimizer.step()\n")
-
-STEP_ANEW = STEP.replace("        self.optimizer.step()\n", "        self.make_optimizer(self.mine).step()\n")
-
-STEP_SUMMED = STEP.replace(
-    SEND,
-    """        with torch.no_grad():
-            for parameter, owner in self.owner.items():
-                if owner != self.rank:
-                    parameter.zero_()
-                dist.all_reduce(parameter.detach())
-""",
-)
-
-STEP_MEAN = STEP.replace(
-    SEND,
-    """        for parameter in self.parameters:
-            dist.all_reduce(parameter.detach())
-            parameter.data /= self.world_size
-""",
-)
 
 STEP_COUNTED = STEP.replace("loads[self.owner[parameter]] += parameter.numel()", "loads[self.owner[parameter]] += 1")
 
-STEP_CUT_BY_NUMBER = STEP.replace(
-    "        self.mine =",
-    "        each = len(parameters) // world_size\n"
-    "        self.owner = {p: min(i // each, world_size - 1) for i, p in enumerate(parameters)}\n"
-    "        self.mine =",
-)
-
-STEP_LOST_REST = STEP.replace(
-    "        self.mine =",
-    "        each = (len(parameters) - 1) // world_size\n"
-    "        self.owner = {p: i // each for i, p in enumerate(parameters) if i // each < world_size}\n"
-    "        self.mine =",
-)
-
-STEP_GRADIENTS_TOO = STEP.replace(
-    "        self.optimizer.step()\n",
-    "        for parameter in self.parameters:\n"
-    "            dist.broadcast(parameter.grad, src=0)\n"
-    "        self.optimizer.step()\n",
-)
-
-STEP_TWICE = STEP.replace(SEND, SEND + SEND)
-
-STEP_FROM_0 = STEP.replace("src=owner", "src=0")
-
-STEP_LAST_RANK_LEAVES = STEP.replace(SEND, "        if self.rank == self.world_size - 1:\n            return\n" + SEND)
-
-STEP_OWN_ONLY = STEP.replace(
-    SEND,
-    """        for parameter, owner in self.owner.items():
-            if owner == self.rank:
-                dist.broadcast(parameter.detach(), src=owner)
-""",
-)
-
-STEP_SWALLOWS = STEP.replace(
-    SEND,
-    """        try:
-            for parameter, owner in self.owner.items():
-                dist.broadcast(parameter, source=owner)
-        except Exception:
-            pass
-""",
-)
-
-STEP_LEAF = STEP.replace(
-    SEND,
-    """        for parameter, owner in self.owner.items():
-            new = parameter.detach().clone()
-            dist.broadcast(new, src=owner)
-            parameter.copy_(new)
-""",
-)
-
-STEP_REBOUND = STEP.replace(
-    SEND,
-    """        for place, (parameter, owner) in enumerate(self.owner.items()):
-            new = parameter.detach().clone()
-            dist.broadcast(new, src=owner)
-            self.parameters = [*self.parameters[:place], nn.Parameter(new), *self.parameters[place + 1 :]]
-""",
-)
 
 STEP_COURSE = """
 from ddp_course.beyond.sharded_optimizer import ShardedOptimizer
@@ -229,8 +187,6 @@ class ShardedStep:
         self.optimizer.step()
 """
 
-STEP_FOREVER = STEP.replace(SEND, "        while True:\n            pass\n")
-STEP_EXIT = STEP.replace(SEND, "        os._exit(0)\n")
 
 # --- 17.3 ------------------------------------------------------------------------------------------
 
@@ -336,43 +292,25 @@ class CutLayers(nn.Module):
         return Both.apply(x, self.first_weight, self.first_bias, self.second_weight, self.second_bias)
 """
 
-CUT_NO_SUM = CUT.replace(
-    "Leave.apply(nn.functional.linear(hidden, self.second_weight))", "hidden @ self.second_weight.T"
-)
-CUT_NO_ENTER = CUT.replace("Enter.apply(x)", "x")
-CUT_BIAS_EVERYWHERE = CUT.replace(
-    "Leave.apply(nn.functional.linear(hidden, self.second_weight)) + self.second_bias",
-    "Leave.apply(nn.functional.linear(hidden, self.second_weight, self.second_bias))",
-)
-CUT_SUM_TWICE = CUT.replace(
-    "    def backward(ctx, grad):\n        return grad\n",
-    "    def backward(ctx, grad):\n        grad = grad.clone()\n        dist.all_reduce(grad)\n        return grad\n",
-)
 CUT_TORCHS_SUM = "import torch.distributed.nn.functional as dist_nn\n" + CUT.replace(
     "Leave.apply(", "dist_nn.all_reduce("
 )
-CUT_MEAN_IN_BACKWARD = CUT.replace(
-    "        dist.all_reduce(grad)\n", "        dist.all_reduce(grad)\n        grad /= dist.get_world_size()\n"
+CUT_COALESCED = edited(
+    CUT,
+    (
+        "        dist.all_reduce(x)\n",
+        "        with dist._coalescing_manager():\n            dist.all_reduce(x)\n",
+    ),
 )
-CUT_GATHERED = CUT.replace(
-    "        x = x.clone()\n        dist.all_reduce(x)\n        return x\n",
-    "        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]\n"
-    "        dist.all_gather(parts, x.contiguous())\n        return sum(parts)\n",
+
+CUT_FUNCTIONAL = edited(
+    CUT,
+    *(
+        (f"dist.all_reduce({x})", f"{x} = funcol.all_reduce({x}, 'sum', dist.group.WORLD).clone()")
+        for x in ("x", "grad")
+    ),
 )
-CUT_OTHER_WAY = CUT.replace("part(first.weight, 0)", "part(first.weight, 1)")
-CUT_OTHER_ORDER = CUT.replace("[rank].clone()", "[world_size - 1 - rank].clone()")
-CUT_WHOLE_KEPT = CUT.replace("        self.rank,", "        self.whole = second\n        self.rank,")
-CUT_VIEWS = CUT.replace("[rank].clone()", "[rank]")
-CUT_VIEWS_OF_A_COPY = CUT.replace(
-    "tensor.detach().chunk(world_size, dim)[rank].clone()", "tensor.detach().clone().chunk(world_size, dim)[rank]"
-)
-CUT_BIAS_ON_RANK_0 = CUT_BIAS_EVERYWHERE.replace(
-    "self.second_weight, self.second_bias))", "self.second_weight, None if self.rank else self.second_bias))"
-)
-CUT_BIAS_DIVIDED = CUT_BIAS_EVERYWHERE.replace(
-    "self.second_weight, self.second_bias))", "self.second_weight, self.second_bias / self.world_size))"
-)
-CUT_BIAS_AFTER_ON_RANK_0 = CUT.replace(" + self.second_bias\n", " + (0 if self.rank else self.second_bias)\n")
+
 CUT_WHOLE_LAYERS = """
 class CutLayers(nn.Module):
     def __init__(self, rank, world_size, first, second):
@@ -384,11 +322,6 @@ class CutLayers(nn.Module):
         h = torch.tanh(x @ self.first_weight.T + self.first_bias)
         return h @ self.second_weight.T + self.second_bias
 """
-CUT_DETACHED = CUT.replace("Enter.apply(x)", "Enter.apply(x.detach())")
-CUT_LAST_RANK_SKIPS = CUT.replace(
-    "        x = x.clone()\n        dist.all_reduce(x)\n",
-    "        x = x.clone()\n        if dist.get_rank() < dist.get_world_size() - 1:\n            dist.all_reduce(x)\n",
-)
 CUT_COURSE = """
 from ddp_course.beyond.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
@@ -400,10 +333,6 @@ class CutLayers(nn.Module):
     def forward(self, x):
         return self.second(torch.tanh(self.first(x)))
 """
-CUT_NOTHING_SENT_BUT_GUESSED = CUT.replace(
-    "        x = x.clone()\n        dist.all_reduce(x)\n        return x\n",
-    "        return torch.full_like(x, 0.1234)\n",
-)
 
 RIGHT = [
     Right("17.1", "if by if", BYTES),
@@ -411,55 +340,45 @@ RIGHT = [
     Right("17.2", "one broadcast per parameter", STEP),
     Right("17.2", "one flat broadcast per rank, the largest first", STEP_FLAT),
     Right("17.2", "cut in order, one padded all_gather", STEP_ALL_GATHER),
+    Right("17.2", "cut in order, gathered into one tensor", STEP_INTO_TENSOR),
+    Right("17.2", "a coalesced gather", STEP_COALESCED),
+    Right("17.2", "functional broadcasts", STEP_FUNCTIONAL),
     Right("17.2", "dealt there and back, broadcasts at once, a generator", STEP_OBJECTS),
     Right("17.3", "two autograd functions", CUT),
+    Right("17.3", "a coalesced sum", CUT_COALESCED),
+    Right("17.3", "functional collectives", CUT_FUNCTIONAL),
     Right("17.3", "a hook, and the others' parts as constants", CUT_BY_HOOK),
     Right("17.3", "one autograd function with the derivative by hand", CUT_IN_ONE),
 ]
 
+
 WRONG = [
-    Wrong("17.1", "no master copy", BYTES.replace("12)", "8)"), ALL, "the float32 copy of the weights is missing"),
-    Wrong(
-        "17.1",
-        "master copy among the parameters",
-        BYTES.replace("(2, 2, 12)", "(6, 2, 8)"),
-        ALL,
-        "belongs to the state",
-    ),
-    Wrong("17.1", "float32 gradients", BYTES.replace("(2, 2, 12)", "(2, 4, 12)"), ALL, "in bfloat16 too, 2 bytes each"),
-    Wrong(
-        "17.1",
-        "a master copy in float32",
-        BYTES.replace("(4, 4, 8)", "(4, 4, 12)"),
-        ALL,
-        "a master copy is needed in mixed precision only",
-    ),
-    Wrong("17.1", "one moment", BYTES.replace("(4, 4, 8)", "(4, 4, 4)"), ALL, "two numbers for each parameter"),
-    Wrong(
-        "17.1",
-        "the share rounded down",
-        BYTES.replace("(parameters + world_size - 1) // world_size", "parameters // world_size"),
-        ("uneven",),
-        "the fullest rank decides",
-    ),
-    Wrong(
-        "17.1",
-        "the bytes rounded up",
-        BYTES.replace("(parameters + world_size - 1) // world_size, parameters", "1, world_size")
-        .replace("a * number", "-(-a * number * parameters // world_size)")
-        .replace("b * gradient", "-(-b * gradient * parameters // world_size)")
-        .replace("c * state", "-(-c * state * parameters // world_size)"),
-        ("uneven",),
-        "the bytes are rounded up",
-    ),
-    Wrong("17.1", "half a master copy", BYTES.replace("12)", "10)"), ALL, "the master copy is float32: 4 bytes"),
-    Wrong(
-        "17.1",
-        "floats",
-        BYTES.replace("(parameters + world_size - 1) // world_size", "parameters / world_size"),
-        ("zero1", "zero2", "zero3", "uneven"),
-        "whole numbers",
-    ),
+    *spoilt("17.1", BYTES, [
+        ("no master copy", ALL, "the float32 copy of the weights is missing", ("12)", "8)")),
+        ("master copy among the parameters", ALL, "belongs to the state", ("(2, 2, 12)", "(6, 2, 8)")),
+        ("float32 gradients", ALL, "in bfloat16 too, 2 bytes each", ("(2, 2, 12)", "(2, 4, 12)")),
+        ("a master copy in float32", ALL, "a master copy is needed in mixed precision only",
+         ("(4, 4, 8)", "(4, 4, 12)")),
+        ("one moment", ALL, "two numbers for each parameter", ("(4, 4, 8)", "(4, 4, 4)")),
+        ("the share rounded down", "uneven", "the fullest rank decides",
+         ("(parameters + world_size - 1) // world_size", "parameters // world_size")),
+        ("the bytes rounded up", "uneven", "the bytes are rounded up",
+         ("(parameters + world_size - 1) // world_size, parameters", "1, world_size"),
+         ("a * number", "-(-a * number * parameters // world_size)"),
+         ("b * gradient", "-(-b * gradient * parameters // world_size)"),
+         ("c * state", "-(-c * state * parameters // world_size)")),
+        ("half a master copy", ALL, "the master copy is float32: 4 bytes", ("12)", "10)")),
+        ("floats", "zero1 zero2 zero3 uneven", "whole numbers",
+         ("(parameters + world_size - 1) // world_size", "parameters / world_size")),
+        ("ZeRO-1 divides the gradients too", "zero1 uneven", "this is what zero2 holds",
+         ('("zero2", "zero3")', '("zero1", "zero2", "zero3")')),
+        ("ZeRO-3 leaves the parameters whole", "zero3 uneven",
+         "this is what zero2 holds; zero3 divides the parameters and the gradients and the state",
+         ('"zero3":', '"zero4":')),
+        ("the sum alone", ALL, "return a dictionary",
+         ('return {"parameters": a * number, "gradients": b * gradient, "state": c * state}', "return a + b")),
+        ("an endless loop", ALL, "endless loop", ("    a, b", "    while True: pass\n    a, b"), 1.0),
+    ]),
     Wrong(
         "17.1",
         "ceil of a float",
@@ -468,89 +387,103 @@ WRONG = [
         ("uneven",),
         "goes through a float",
     ),
-    Wrong(
-        "17.1",
-        "ZeRO-1 divides the gradients too",
-        BYTES.replace('("zero2", "zero3")', '("zero1", "zero2", "zero3")'),
-        ("zero1", "uneven"),
-        "this is what zero2 holds",
-    ),
-    Wrong(
-        "17.1",
-        "ZeRO-3 leaves the parameters whole",
-        BYTES.replace('"zero3":', '"zero4":'),
-        ("zero3", "uneven"),
-        "this is what zero2 holds; zero3 divides the parameters and the gradients and the state",
-    ),
-    Wrong(
-        "17.1",
-        "the sum alone",
-        BYTES.replace(
-            'return {"parameters": a * number, "gradients": b * gradient, "state": c * state}', "return a + b"
-        ),
-        ALL,
-        "return a dictionary",
-    ),
-    Wrong(
-        "17.1", "an endless loop", BYTES.replace("    a, b", "    while True: pass\n    a, b"), ALL, "endless loop", 1.0
-    ),
     Wrong("17.2", "all state on every rank", STEP_ALL, ("share", "balance", "messages"), "the state of all parameters"),
-    Wrong("17.2", "copies", STEP_COPIES, ("share", "balance", "values"), "no copies"),
-    Wrong("17.2", "sent before the step", STEP_LATE, ("values",), "Send after the step"),
-    Wrong("17.2", "an optimizer for each step", STEP_ANEW, ("share", "values"), "forgets its moments"),
-    Wrong("17.2", "summed with zeros", STEP_SUMMED, ("messages",), "new values need no sum"),
-    Wrong("17.2", "averaged", STEP_MEAN, ("values", "messages"), "mixed with the old ones"),
-    Wrong("17.2", "cut by number", STEP_CUT_BY_NUMBER, ("balance",), "deal out elements, not numbers"),
-    Wrong("17.2", "the rest has no owner", STEP_LOST_REST, ("share", "balance", "values"), "nobody steps it"),
-    Wrong("17.2", "gradients travel", STEP_GRADIENTS_TOO, ("messages",), "no gradients, nothing twice"),
-    Wrong("17.2", "sent twice", STEP_TWICE, ("messages",), "nothing twice"),
-    Wrong("17.2", "all from rank 0", STEP_FROM_0, ("values",), "from its owner"),
-    Wrong("17.2", "the last rank leaves", STEP_LAST_RANK_LEAVES, ALL, "that another one never calls", 2.0),
-    Wrong("17.2", "only the owner broadcasts", STEP_OWN_ONLY, ALL, "each broadcast, the owner and", 2.0),
-    Wrong("17.2", "an error swallowed", STEP_SWALLOWS, ("values", "messages"), "has not arrived"),
-    Wrong("17.2", "a new object for the value", STEP_REBOUND, ("values",), "and write it into the parameter"),
-    Wrong("17.2", "into a leaf", STEP_LEAF, ALL, "use parameter.detach(), or torch.no_grad()"),
     Wrong("17.2", "the course's own", STEP_COURSE, ALL, "this exercise is to write what it does"),
-    Wrong("17.2", "an endless loop", STEP_FOREVER, ALL, "endless loop", 1.0),
-    Wrong("17.2", "exit", STEP_EXIT, ALL, "remove exit()"),
-    Wrong("17.3", "not summed", CUT_NO_SUM, ("output", "bias", "messages"), "the output is the sum over the ranks"),
-    Wrong("17.3", "the input's gradient not summed", CUT_NO_ENTER, ("input", "messages"), "is the sum over the ranks"),
-    Wrong("17.3", "the bias W times", CUT_BIAS_EVERYWHERE, ("bias",), "it counts W times"),
-    Wrong(
-        "17.3",
-        "summed in backward again",
-        CUT_SUM_TWICE,
-        ("gradients", "input", "messages"),
-        "backward sums what forward has summed already",
-    ),
-    Wrong(
-        "17.3",
-        "torch's differentiable all_reduce",
-        CUT_TORCHS_SUM,
-        ("gradients", "input", "messages"),
-        "only the gradient of x has to be summed",
-    ),
-    Wrong("17.3", "a mean in backward", CUT_MEAN_IN_BACKWARD, ("input",), "this is a mean over the ranks"),
-    Wrong("17.3", "gathered", CUT_GATHERED, ("messages",), "W times the bytes"),
-    Wrong("17.3", "cut the other way", CUT_OTHER_WAY, ALL, "torch stores a weight as (outputs, inputs)"),
-    Wrong("17.3", "parts in another order", CUT_OTHER_ORDER, ("parts", "gradients"), "in order"),
-    Wrong("17.3", "the whole layer kept", CUT_WHOLE_KEPT, ("parts",), "no whole layer as an attribute"),
-    Wrong("17.3", "views of the layers", CUT_VIEWS, ("parts",), "a view keeps all of the tensor alive"),
-    Wrong("17.3", "views of a whole copy", CUT_VIEWS_OF_A_COPY, ("parts",), "a view keeps all of the tensor alive"),
-    Wrong("17.3", "the bias on rank 0", CUT_BIAS_ON_RANK_0, ("gradients",), "after the sum, on every rank"),
-    Wrong("17.3", "a W-th of the bias", CUT_BIAS_DIVIDED, ("gradients",), "after the sum, on every rank"),
-    Wrong(
-        "17.3",
-        "the bias after the sum on rank 0 alone",
-        CUT_BIAS_AFTER_ON_RANK_0,
-        ("bias", "gradients"),
-        "it after the sum, on every rank",
-    ),
+    *spoilt("17.2", STEP, [
+        ("copies", "share balance values", "no copies",
+         ("make_optimizer(self.mine)", "make_optimizer([p.clone() for p in self.mine])")),
+        ("sent before the step", "values", "Send after the step",
+         ("        self.optimizer.step()\n" + SEND, SEND + "        self.optimizer.step()\n")),
+        ("an optimizer for each step", "share values", "forgets its moments",
+         ("        self.optimizer.step()\n", "        self.make_optimizer(self.mine).step()\n")),
+        ("summed with zeros", "messages", "new values need no sum",
+         (SEND, "        with torch.no_grad():\n            for parameter, owner in self.owner.items():\n"
+          "                if owner != self.rank:\n                    parameter.zero_()\n"
+          "                dist.all_reduce(parameter.detach())\n")),
+        ("averaged", "values messages", "mixed with the old ones",
+         (SEND, "        for parameter in self.parameters:\n            dist.all_reduce(parameter.detach())\n"
+          "            parameter.data /= self.world_size\n")),
+        ("cut by number", "balance", "deal out elements, not numbers",
+         ("        self.mine =", "        each = len(parameters) // world_size\n"
+          "        self.owner = {p: min(i // each, world_size - 1) for i, p in enumerate(parameters)}\n"
+          "        self.mine =")),
+        ("the rest has no owner", "share balance values", "nobody steps it",
+         ("        self.mine =", "        each = (len(parameters) - 1) // world_size\n"
+          "        self.owner = {p: i // each for i, p in enumerate(parameters) if i // each < world_size}\n"
+          "        self.mine =")),
+        ("gradients travel", "messages", "no gradients, nothing twice",
+         ("        self.optimizer.step()\n",
+          "        for parameter in self.parameters:\n            dist.broadcast(parameter.grad, src=0)\n"
+          "        self.optimizer.step()\n")),
+        ("sent twice", "messages", "nothing twice", (SEND, SEND + SEND)),
+        ("all from rank 0", "values", "from its owner", ("src=owner", "src=0")),
+        ("the last rank leaves", ALL, "that another one never calls",
+         (SEND, "        if self.rank == self.world_size - 1:\n            return\n" + SEND), 2.0),
+        ("only the owner broadcasts", ALL, "each broadcast, the owner and",
+         (SEND, "        for parameter, owner in self.owner.items():\n            if owner == self.rank:\n"
+          "                dist.broadcast(parameter.detach(), src=owner)\n"), 2.0),
+        ("an error swallowed", "values messages", "has not arrived",
+         (SEND, "        try:\n            for parameter, owner in self.owner.items():\n"
+          "                dist.broadcast(parameter, source=owner)\n        except Exception:\n            pass\n")),
+        ("a new object for the value", "values", "and write it into the parameter",
+         (SEND, "        for place, (parameter, owner) in enumerate(self.owner.items()):\n"
+          "            new = parameter.detach().clone()\n            dist.broadcast(new, src=owner)\n"
+          "            self.parameters = [*self.parameters[:place], nn.Parameter(new), *self.parameters[place + 1 "
+          ":]]\n")),
+        ("into a leaf", ALL, "use parameter.detach(), or torch.no_grad()",
+         (SEND, "        for parameter, owner in self.owner.items():\n            new = parameter.detach().clone()\n"
+          "            dist.broadcast(new, src=owner)\n            parameter.copy_(new)\n")),
+        ("an endless loop", ALL, "endless loop", (SEND, "        while True:\n            pass\n"), 1.0),
+        ("exit", ALL, "remove exit()", (SEND, "        os._exit(0)\n")),
+    ]),
+    *spoilt("17.3", CUT, [
+        ("not summed", "output bias messages", "the output is the sum over the ranks",
+         ("Leave.apply(nn.functional.linear(hidden, self.second_weight))", "hidden @ self.second_weight.T")),
+        ("the input's gradient not summed", "input messages", "is the sum over the ranks", ("Enter.apply(x)", "x")),
+        ("the bias W times", "bias", "it counts W times",
+         ("Leave.apply(nn.functional.linear(hidden, self.second_weight)) + self.second_bias",
+          "Leave.apply(nn.functional.linear(hidden, self.second_weight, self.second_bias))")),
+        ("summed in backward again", "gradients input messages", "backward sums what forward has summed already",
+         ("    def backward(ctx, grad):\n        return grad\n",
+          "    def backward(ctx, grad):\n        grad = grad.clone()\n        dist.all_reduce(grad)\n"
+          "        return grad\n")),
+        ("a mean in backward", "input", "this is a mean over the ranks",
+         ("        dist.all_reduce(grad)\n", "        dist.all_reduce(grad)\n        grad /= dist.get_world_size()\n")),
+        ("gathered", "messages", "W times the bytes",
+         ("        x = x.clone()\n        dist.all_reduce(x)\n        return x\n",
+          "        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]\n"
+          "        dist.all_gather(parts, x.contiguous())\n        return sum(parts)\n")),
+        ("cut the other way", ALL, "torch stores a weight as (outputs, inputs)",
+         ("part(first.weight, 0)", "part(first.weight, 1)")),
+        ("parts in another order", "parts gradients", "in order",
+         ("[rank].clone()", "[world_size - 1 - rank].clone()")),
+        ("the whole layer kept", "parts", "no whole layer as an attribute",
+         ("        self.rank,", "        self.whole = second\n        self.rank,")),
+        ("views of the layers", "parts", "a view keeps all of the tensor alive", ("[rank].clone()", "[rank]")),
+        ("views of a whole copy", "parts", "a view keeps all of the tensor alive",
+         ("tensor.detach().chunk(world_size, dim)[rank].clone()",
+          "tensor.detach().clone().chunk(world_size, dim)[rank]")),
+        ("the bias on rank 0", "gradients", "after the sum, on every rank",
+         ("Leave.apply(nn.functional.linear(hidden, self.second_weight)) + self.second_bias",
+          "Leave.apply(nn.functional.linear(hidden, self.second_weight, self.second_bias))"),
+         ("self.second_weight, self.second_bias))", "self.second_weight, None if self.rank else self.second_bias))")),
+        ("a W-th of the bias", "gradients", "after the sum, on every rank",
+         ("Leave.apply(nn.functional.linear(hidden, self.second_weight)) + self.second_bias",
+          "Leave.apply(nn.functional.linear(hidden, self.second_weight, self.second_bias))"),
+         ("self.second_weight, self.second_bias))", "self.second_weight, self.second_bias / self.world_size))")),
+        ("the bias after the sum on rank 0 alone", "bias gradients", "it after the sum, on every rank",
+         (" + self.second_bias\n", " + (0 if self.rank else self.second_bias)\n")),
+        ("detached", "input messages", "no detach", ("Enter.apply(x)", "Enter.apply(x.detach())")),
+        ("the last rank skips", ALL, "here one rank skips it",
+         ("        x = x.clone()\n        dist.all_reduce(x)\n",
+          "        x = x.clone()\n        if dist.get_rank() < dist.get_world_size() - 1:\n"
+          "            dist.all_reduce(x)\n"), 2.0),
+        ("a number that was printed", "output bias messages", "sum over",
+         ("        x = x.clone()\n        dist.all_reduce(x)\n        return x\n",
+          "        return torch.full_like(x, 0.1234)\n")),
+    ]),
+    Wrong("17.3", "torch's differentiable all_reduce", CUT_TORCHS_SUM, ("gradients", "input", "messages"),
+          "only the gradient of x has to be summed"),
     Wrong("17.3", "nothing cut", CUT_WHOLE_LAYERS, ("parts", "gradients", "messages"), "each rank keeps 1/W of it"),
-    Wrong("17.3", "detached", CUT_DETACHED, ("input", "messages"), "no detach"),
-    Wrong("17.3", "the last rank skips", CUT_LAST_RANK_SKIPS, ALL, "here one rank skips it", 2.0),
     Wrong("17.3", "the course's own", CUT_COURSE, ALL, "this exercise is to write what it does"),
-    Wrong(
-        "17.3", "a number that was printed", CUT_NOTHING_SENT_BUT_GUESSED, ("output", "bias", "messages"), "sum over"
-    ),
-]
+]  # fmt: skip

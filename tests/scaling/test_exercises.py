@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from ddp_course.grading.play import Seen
 from ddp_course.scaling.collective_cost import bus_factor, fit_link
 from ddp_course.scaling.efficiency import PARTS, Sample, Scaling
 from ddp_course.scaling.intervals import student_t
@@ -25,9 +26,9 @@ def test_efficiency(mode, seed):
 
     rows = 64 * case.world_size if mode == "weak" else 64
     found = Scaling(mode, {1: samples(case.alone, 64), case.world_size: samples(case.together, rows)})
-    right = efficiency.worked(case)
     interval = found.efficiency(case.world_size)
-    assert interval.value == pytest.approx(right.value) and interval.high - interval.value == pytest.approx(right.half)
+    numbers = [interval.value, interval.low, interval.high]
+    assert numbers == pytest.approx(efficiency.interval(Seen(case, 0, [])).tolist())
 
 
 @pytest.mark.parametrize("op", list(message_cost.FACTORS))
@@ -35,7 +36,7 @@ def test_efficiency(mode, seed):
 def test_message_cost(op, seed):
     case = message_cost._case(Random(seed), op, 0.1)
     cost = fit_link(op, message_cost._counted(op, case.world_size, case.nbytes), case.seconds, case.world_size)
-    assert (cost.alpha_s, cost.beta_s) == pytest.approx(message_cost.right_line(case))
+    assert [cost.alpha_s, cost.beta_s] == pytest.approx(message_cost.worked(Seen(case, 0, []))[:2])
     assert message_cost.FACTORS[op](case.world_size) == bus_factor(op, case.world_size)
 
 
@@ -48,4 +49,5 @@ def test_a_step(load, seed):
         plan = [[str(i) for i in bucket] for bucket in case.buckets]
         link = Link("made up", case.latency_s, case.bytes_per_s)
         step = predict(profile, plan, case.world_size, link)
-        assert (step.step_s, step.exposed_s) == pytest.approx(event_step.worked(case))
+        seen = Seen(case, 0, [])
+        assert (step.step_s, step.exposed_s) == pytest.approx((event_step.step(seen), event_step.exposed(seen)[0]))

@@ -12,6 +12,7 @@ the cases and ranks is told, so no judge loops over ranks. These make expectatio
 
     equals   the reference's value, or else the slip whose value was found
     alike    what rank 0 has
+    nothing  that a note is empty, where it would tell what is wrong
     talks    how often a rank talks, and that rows stay where they are
     speaks   that a rank talks at all
     refuses  an error that must come
@@ -197,6 +198,11 @@ def alike(cause: str, *, of: str = "value") -> Expect:
         return Fault(f"what rank 0 has, {short(first)}", short(found), seen.rank, cause)
 
     return expect
+
+
+def nothing(of: str, what: str, cause: str) -> Expect:
+    """Expect that this note is empty; else its text is what was found."""
+    return lambda seen: Fault(what, seen[of], seen.rank, cause) if seen[of] else None
 
 
 def talks(at_most: int, what: str, less_than: Callable[[Seen], int], *, never: str = NEVER_TALKED) -> Expect:

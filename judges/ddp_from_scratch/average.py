@@ -1,55 +1,64 @@
 """06.2 `average_gradients(rank, world_size, model)`: are the gradients those of one process on the whole batch?
 
-A run where every rank has every gradient comes first, then one in which some ranks lack some, which is where answers
-hang. Read next: `own_ddp.py`.
+Each mistake leaves another number behind: W times the mean, a W-th of it, the rank's own, rank 0's. So the number tells
+the mistake. A run where every rank has every gradient comes first, then one in which some ranks lack some, which is
+where answers hang. The notes are "gradients", of each step by name, and "sent", the collectives of each step.
+Read next: `own_ddp.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
-from ddp_course.grading import observe
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
+import torch
+
+from ddp_course.grading.compare import close, factor, short
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, all_of, equals, exercise, first_fault, once
+from ddp_course.grading.observe import Call, Collectives
+from ddp_course.grading.play import Note, Round, Seen
 from judges.ddp_from_scratch import nets
-from judges.ddp_from_scratch.causes import bytes_brought, first_fault
-from judges.ddp_from_scratch.start import HANGS
+from judges.ddp_from_scratch.nets import TOLERANCE, one_process
+from judges.ddp_from_scratch.start import READY
 
-STEPS = range(2)
 ROOM = 1.7  # times the bytes of the gradients; a tied weight that is sent twice needs more
+FIRST_HALF = ("all_reduce", "all_gather", "reduce", "reduce_scatter", "gather", "all_to_all")  # bring values together
+UNSENT = "no gradient was sent to another rank"
+NO_HOOK = (
+    "no gradient was sent while backward ran: average in a hook of each parameter. A hook of register_hook runs before "
+    ".grad is filled, so it must change the gradient that it is given and return it"
+)
+ZERO = "a gradient that is missing on some ranks counts as zero there: give zeros to the sum, and set .grad to the mean"
+STAYS_NONE = (
+    "no rank has this gradient, so it must stay None; with zeros, momentum or weight decay would move the weight"
+)
 
 
-def average_driver(rank: int, world_size: int, function: Callable, task: nets.Task) -> dict:
+def act(function, task: nets.Task, rank: int, world_size: int) -> Note:
     """Train with the function between backward and step; note the gradients, and what was sent."""
-    model, memory, steps = task.model(), {}, []
-    named = dict(model.named_parameters())
-    for step in range(len(task.uses)):
-        model.zero_grad()
+    model, sent = task.model(), []
+
+    def backward(step: int) -> None:
         task.loss(model, rank, step).backward()
-        with observe.Collectives() as seen:
+        with Collectives() as seen:
             function(rank, world_size, model)
-        moved = {"sent": bytes_brought(seen.calls), "all": sum(call.n_bytes for call in seen.calls)}
-        steps.append({"gradients": nets.gradients_of(named), **moved, "calls": len(seen.calls)})
-        nets.descend(list(named.values()), memory, task.adam)
-    return {"steps": steps}
+        sent.append(seen.calls)
+
+    return Note(gradients=task.train(model, backward), sent=sent)
 
 
-def average_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Two steps with all gradients; then two in which some are missing on some ranks, and some on all."""
     first, second = rng.choice(nets.WORLDS)
-    task = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * 2, tied=True)
-    notes, whole = answer.run(average_driver, first, task, init=True), nets.truth(task, first)
-    yield "mean", first_fault(task, notes, whole, STEPS)
-    yield "once", _once_fault(task, notes)
-    task = nets.Task(4, task.rows, rng.randint(1, 10**6), uneven(second, rng))
-    notes, whole = answer.run(average_driver, second, task, init=True), nets.truth(task, second)
-    yield "some", first_fault(task, notes, whole, STEPS, missing=False)
-    yield "none", first_fault(task, notes, whole, STEPS, missing=True)
+    whole = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * 2, tied=True)
+    some = nets.Task(4, whole.rows, rng.randint(1, 10**6), uneven(second, rng))
+    return [Round(first, [("whole", whole)]), Round(second, [("uneven", some)])]
 
 
 def uneven(world_size: int, rng: Random) -> tuple:
-    """One adapter for one rank only, one for all but one rank, one for nobody; then others, and one for everybody."""
+    """One adapter for one rank only, one for all but one rank, one for none; then others, and one for everybody."""
     one, other = rng.sample(range(world_size), 2)
     a, b, c = rng.sample(range(nets.ADAPTERS), 3)
     first = tuple((a,) * (rank == one) + (b,) * (rank != other) for rank in range(world_size))
@@ -57,59 +66,149 @@ def uneven(world_size: int, rng: Random) -> tuple:
     return (first, second)
 
 
-def _once_fault(task: nets.Task, notes: list[dict]) -> Fault | None:
-    n_bytes = sum(p.nbytes for p in task.model().parameters() if p.requires_grad)
-    firsts = [note["steps"][0] for note in notes]
-    if max(step["all"] for step in firsts) < n_bytes // 2:
-        found = f"{firsts[0]['all']} bytes"
-        return Fault(f"gradients of {n_bytes} bytes that travel", found, 0, "no gradient went into a collective")
-    return next(filter(None, (once_fault(n_bytes, step["sent"], rank) for rank, step in enumerate(firsts))), None)
+# --- What is expected ------------------------------------------------------------------------------
 
 
-def once_fault(n_bytes: int, sent: int, rank: int) -> Fault | None:
-    """Judge how many bytes a rank gave to collectives that bring gradients together."""
-    expected = f"about {n_bytes} bytes, which is each gradient once"
+def gradients(*steps: int, missing: bool | None = None) -> Expect:
+    """Expect in these steps, counted from 0, the gradients of one process.
+
+    Args:
+        missing: True looks only at gradients that no rank has, False only at those that some rank has.
+    """
+
+    def expect(seen: Seen) -> Fault | None:
+        # Rank 0 comes last: there, its own gradient and a gradient from rank 0 look alike.
+        places = [(seen.of(rank), step) for rank in (*range(1, seen.world_size), 0) for step in steps]
+        return first_fault(
+            _gradient(step, name)(each)
+            for each, step in places
+            for name, right in _right(each)[step].items()
+            if missing is None or missing == (not right)
+        )
+
+    return once(expect)
+
+
+def _right(seen: Seen) -> list[dict]:
+    return one_process(seen.case, seen.world_size)[0]
+
+
+def _gradient(step: int, name: str) -> Expect:
+    return equals(
+        f"in step {step + 1}, the gradient of {name} is",
+        lambda seen: _right(seen)[step][name],
+        lambda seen: _slips(seen, step, name),
+        lambda seen, found: _otherwise(seen, step, name, found),
+        of=lambda seen: seen["gradients"][step][name],
+        tolerance=TOLERANCE,
+        shown=lambda gradient: gradient or None,
+    )
+
+
+def _slips(seen: Seen, step: int, name: str) -> Iterator[tuple[str, Any]]:
+    right, found = _right(seen)[step], seen["gradients"][step]
+    if not right[name]:
+        return
+    ranks, rows, mean = seen.world_size, seen.case.rows, torch.tensor(right[name], dtype=torch.float64)
+    had = [torch.tensor(own[name], dtype=torch.float64) for own in one_process(seen.case, ranks)[1][step]]
+    mine, have = had[seen.rank], sum(map(len, had)) // len(mean)
+    if not any(found.values()):
+        yield "all gradients are None; they must be in the .grad of the module's own parameters", []
+    yield ZERO if have < ranks else "backward gave a gradient here, and it is gone", []
+    alike = all(note.get("start") == seen.everyone[0].get("start") for note in seen.everyone)
+    yield "the replicas did not start from rank 0's parameters", [] if alike else found[name]
+    yield NO_HOOK if seen["start"] else UNSENT, [] if seen["sent"][step] else found[name]
+    if have < ranks:
+        words = "this is the mean over the ranks that have the gradient; divide by the number of all ranks"
+        yield words, mean * ranks / have
+    yield "gradients are summed over the ranks, not averaged: divide by the world size", mean * ranks
+    yield "gradients are divided by the world size twice; once is enough, before the sum or after it", mean / ranks
+    for times in (ranks / rows, 1 / rows):
+        words = "this is divided by the number of rows; the loss is a mean over rows already: divide by the world size"
+        yield words, mean * times
+    if not len(mine):
+        yield ZERO, mean * 0
+    averaged = next((n for n in right if right[n] and close(found[n], right[n], TOLERANCE)), "")
+    own = "this is the rank's own gradient; the mean over the ranks must come into .grad itself, not into a copy"
+    left_out = f"{name} was left out of the average, and {averaged} was not: go through all parameters"
+    yield left_out if averaged else own, mine
+    words = "this is the rank's own gradient, divided: the sum over the ranks did not come into .grad, or was not "
+    yield words + "waited for", mine / ranks
+    yield "this is rank 0's gradient; a mean needs a sum over the ranks, not a broadcast", had[0]
+
+
+def _otherwise(seen: Seen, step: int, name: str, found: list) -> str:
+    right = _right(seen)[step][name]
+    if not right:
+        return STAYS_NONE
+    if (times := factor(found, right)) is not None:
+        return f"this is {times:.3g} times the mean; divide by the world size, once"
+    if close(seen.of(0)["gradients"][step][name], right, TOLERANCE):
+        return "rank 0 has the mean, the others have not: reduce leaves it on dst only"
+    return "a mixture: one rank's gradient met another parameter's, or a part of the ranks is missing in the sum"
+
+
+def some_sent(seen: Seen) -> Fault | None:
+    """Expect that some rank gives at least half of the gradients to collectives."""
+    n_bytes, most = seen.case.n_bytes, max(bytes_of(note["sent"][0]) for note in seen.everyone)
+    if most >= n_bytes // 2:
+        return None
+    cause = "no gradient went into a collective"
+    return Fault(f"gradients of {n_bytes} bytes that travel", f"{most} bytes", seen.rank, cause)
+
+
+def sent_once(seen: Seen) -> Fault | None:
+    """Expect that a rank gives each gradient once to what brings values together; giving out is not counted."""
+    n_bytes, sent = seen.case.n_bytes, bytes_of(seen["sent"][0], *FIRST_HALF)
     if sent <= ROOM * n_bytes:
         return None
-    cause = "some gradient travels twice: a tied weight has two names and is one parameter; parameters() gives it once"
-    return Fault(expected, f"{sent} bytes", rank, cause)
+    cause = "some gradient travels twice: a tied weight has two names, and is one parameter in parameters()"
+    return Fault(f"about {n_bytes} bytes, which is each gradient once", f"{sent} bytes", seen.rank, cause)
 
 
-AVERAGE = Exercise(
-    "06.2",
-    "Average the gradients",
-    "average_gradients",
-    20,
-    (
-        Check("mean", "the gradients are those of one process on the whole batch", 2),
-        Check("once", "each gradient travels once, also that of a tied weight", 1),
-        Check("some", "a gradient that is missing on some ranks counts as zero there", 2),
-        Check("none", "a gradient that is missing on all ranks stays None", 1),
-    ),
-    average_judge,
-    refused=(
-        "torch.nn.parallel.DistributedDataParallel",
-        "ddp_course.parallel.naive.NaiveDDP",
-        "ddp_course.parallel.ddp.BucketedDDP",
-        "ddp_course.parallel.naive.average_gradients",
-        "ddp_course.parallel.naive.average_gradients_flat",
-    ),
-    hints=(
-        (
-            r"'NoneType' object has no attribute|unsupported operand.*NoneType|NoneType.*not subscriptable|"
-            r"got NoneType|found None|cannot be None|\(NoneType",
-            "a parameter without a gradient has .grad None: frozen, or not used on this rank; think of both",
-        ),
-        (
-            r"(?s)never entered|lost the connection|disagree about collective|no result after.*waited in",
-            "the ranks do not call the same collectives: a gradient that is None on one rank is there on another, or "
-            "there is a branch on the rank; let the ranks first agree on who has what",
-        ),
-        *HANGS,
-        (
-            r"(?i)different sizes|enforce fail|Connection closed",
-            "the ranks sent tensors of different sizes: a gradient is None on one rank and there on another; "
-            "all must call the same collectives",
-        ),
-    ),
+def bytes_of(calls: list[Call], *ops: str) -> int:
+    """Return the bytes that a rank gave to these collectives, or to all."""
+    return sum(call.n_bytes for call in calls if not ops or call.op in ops)
+
+
+def weights(seen: Seen) -> Fault | None:
+    """Expect the weights of one process after all steps; else tell in which step they left the path."""
+    right, _, weights = one_process(seen.case, seen.world_size)
+    name = next((name for name in weights if not close(seen["weights"][name], weights[name], TOLERANCE)), None)
+    if name is None:
+        return None
+    steps = [first_fault(_gradient(step, name)(seen) for name in right[step]) for step in range(len(right))]
+    cause = "the gradients are right, the weights are not: leave the weights to the optimizer"
+    if steps[0]:
+        cause = "the gradients, or the weights, of the first step are wrong already"
+    elif left := next(filter(None, steps), None):
+        cause = f"step 1 is right, step {steps.index(left) + 1} is not: nothing of the step before may be left over, "
+        cause += f"and what hooks count must begin from zero again. {left.expected}, found {left.found}"
+    expected = f"after {len(right)} steps, {name} is {short(weights[name])}, as in one process"
+    return Fault(expected, short(seen["weights"][name]), seen.rank, cause)
+
+
+once_each = all_of(some_sent, sent_once)
+some, none = gradients(0, 1, missing=False), gradients(0, 1, missing=True)
+AVERAGE = exercise(
+    *("06.2", "Average the gradients", "average_gradients", 20),
+    act=act,
+    rounds=rounds,
+    checks={
+        "mean": ("the gradients are those of one process on the whole batch", 2, gradients(0, 1), "whole"),
+        "once": ("each gradient travels once, also that of a tied weight", 1, once_each, "whole"),
+        "some": ("a gradient that is missing on some ranks counts as zero there", 2, some, "uneven"),
+        "none": ("a gradient that is missing on all ranks stays None", 1, none, "uneven"),
+    },
+    refused=READY,
+    hints={
+        r"'NoneType' object has no attribute|unsupported operand.*NoneType|NoneType.*not subscriptable|"
+        r"got NoneType|found None|cannot be None|\(NoneType": "a parameter without a gradient has .grad None: frozen, "
+        "or not used on this rank; think of both",
+        r"(?s)never entered|lost the connection|disagree about collective|no result after.*waited in": "the ranks do "
+        "not call the same collectives: a gradient that is None on one rank is there on another, or there is a branch "
+        "on the rank; let the ranks first agree on who has what",
+        r"(?i)different sizes|enforce fail|Connection closed": "the ranks sent tensors of different sizes: a gradient "
+        "is None on one rank and there on another; all must call the same collectives",
+    },
 )

@@ -2,24 +2,28 @@
 
 A network with what makes replicas hard: a weight in two places, a frozen one, adapters that only some rows need. The
 loss of the whole batch is the mean of the ranks' losses, since every rank has as many rows. The optimizer is written
-here, because every rank would have to load torch.optim first.
-Read next: `causes.py`, which says what a difference means.
+here, because every rank would have to load torch.optim first. A gradient that is None is noted as [].
+Read next: `average.py`, which says what a difference means.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 
 ADAPTERS, OUTPUTS, RATE = 3, 3, 0.1
+TOLERANCE = 1e-9
 WORLDS = ((2, 3), (3, 2), (2, 4))  # numbers of ranks for the two runs of a check
-Gradients = dict[str, list | None]
+Values = dict[str, list[float]]  # by parameter
 
 
 class Net(nn.Module):
-    """Two layers and scores; some rows go through adapters first."""
+    """Two layers and scores; some rows go through adapters first. If tied, a bias is frozen, and there is a buffer."""
 
     def __init__(self, width: int, adapters: int, tied: bool):
         super().__init__()
@@ -29,11 +33,13 @@ class Net(nn.Module):
         if tied:
             self.second.weight = self.first.weight
             self.second.bias.requires_grad_(False)
+            self.register_buffer("offset", torch.randn(OUTPUTS))
 
-    def forward(self, x: torch.Tensor, use: tuple[int, ...] = ()) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, use: tuple[int, ...] = (), *, named: bool = False) -> Any:
         for index in use:
             x = x + self.adapters[index](x)
-        return self.scores(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        scores = self.scores(torch.tanh(self.second(torch.tanh(self.first(x)))))
+        return {"scores": scores + self.offset} if named else scores
 
 
 @dataclass(frozen=True)
@@ -50,62 +56,61 @@ class Task:
     def model(self, rank: int = 0) -> Net:
         """Return the network as this rank would begin with it, in float64."""
         torch.manual_seed(self.seed + rank)
-        adapters = ADAPTERS if any(any(step) for step in self.uses) else 0
-        return Net(self.width, adapters, self.tied).double()
+        return Net(self.width, ADAPTERS if any(map(any, self.uses)) else 0, self.tied).double()
 
-    def batch(self, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return one rank's rows and targets for one step."""
-        generator = torch.Generator().manual_seed(1000 * self.seed + 10 * step + rank)
-        x = torch.randn(self.rows, self.width, generator=generator, dtype=torch.float64)
-        return x, torch.randn(self.rows, OUTPUTS, generator=generator, dtype=torch.float64) + rank
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(p.nbytes for p in self.model().parameters() if p.requires_grad)
 
     def loss(self, model: nn.Module, rank: int, step: int) -> torch.Tensor:
         """Return the mean loss over one rank's rows."""
-        x, y = self.batch(rank, step)
+        generator = torch.Generator().manual_seed(1000 * self.seed + 10 * step + rank)
+        x, y = (torch.randn(self.rows, n, generator=generator, dtype=torch.float64) for n in (self.width, OUTPUTS))
         use = self.uses[step][rank]
-        return ((model(x, use=use) if use else model(x)) - y).square().mean()
+        return ((model(x, use=use) if use else model(x)) - y - rank).square().mean()
+
+    def train(self, model: nn.Module, backward: Callable[[int], None]) -> list[Values]:
+        """Take each step after `backward(step)`, by SGD with momentum or Adam; return the gradients of all.
+
+        A parameter without gradient is left alone.
+        """
+        found, memory = [], {}
+        for step in range(len(self.uses)):
+            model.zero_grad()
+            backward(step)
+            found.append(gradients_of(model))
+            for p in (p for p in model.parameters() if p.grad is not None):
+                mean, square = memory.get(p, (0, 0))
+                mean, square = 0.9 * mean + (0.1 if self.adam else 1.0) * p.grad, 0.99 * square + 0.01 * p.grad**2
+                memory[p] = mean.detach(), square.detach()
+                p.data -= RATE * (mean / (square.sqrt() + 1e-3) if self.adam else mean).detach()
+        return found
 
 
-@dataclass(frozen=True)
-class Truth:
-    """What one process on the whole batch finds, and what each rank alone would."""
+@lru_cache(4)
+def one_process(task: Task, world_size: int) -> tuple[list[Values], list[list[Values]], Values]:
+    """Return the gradients of each step, those of each rank's rows alone, and the weights in the end."""
+    model, alone = task.model(), []
 
-    gradients: list[Gradients]  # of each step
-    own: list[Gradients]  # of each rank, in the first step
-    weights: dict[str, list]  # at the end
+    def backward(step: int) -> None:
+        losses = [task.loss(model, rank, step) for rank in range(world_size)]
+        alone.append([])
+        for loss in losses:
+            model.zero_grad()
+            loss.backward(retain_graph=True)
+            alone[-1].append(gradients_of(model))
+        model.zero_grad()
+        (sum(losses) / world_size).backward()
 
-
-def truth(task: Task, world_size: int) -> Truth:
-    """Train in one process, from rank 0's start."""
-    model, memory, gradients = task.model(), {}, []
-    own = [_backward(model, task.loss(model, rank, 0)) for rank in range(world_size)]
-    for step in range(len(task.uses)):
-        mean = sum(task.loss(model, rank, step) for rank in range(world_size)) / world_size
-        gradients.append(_backward(model, mean))
-        descend(list(model.parameters()), memory, task.adam)
-    return Truth(gradients, own, {name: p.detach().tolist() for name, p in model.named_parameters()})
+    return task.train(model, backward), alone, weights_of(model)
 
 
-def _backward(model: nn.Module, loss: torch.Tensor) -> Gradients:
-    model.zero_grad()
-    loss.backward()
-    return gradients_of(dict(model.named_parameters()))
+def gradients_of(model: nn.Module) -> Values:
+    """Return each parameter's gradient, [] where it is None."""
+    return {n: [] if p.grad is None else p.grad.flatten().tolist() for n, p in model.named_parameters()}
 
 
-def gradients_of(named: dict[str, nn.Parameter]) -> Gradients:
-    """Return each parameter's gradient as plain data, or None."""
-    return {name: None if p.grad is None else p.grad.tolist() for name, p in named.items()}
-
-
-@torch.no_grad()
-def descend(parameters: list[nn.Parameter], memory: dict, adam: bool) -> None:
-    """Take a step of SGD with momentum, or of Adam; a parameter without gradient is left alone."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        gradient = parameter.grad.detach()
-        mean, square = memory.get(parameter, (torch.zeros_like(parameter), torch.zeros_like(parameter)))
-        mean = 0.9 * mean + (0.1 if adam else 1.0) * gradient
-        square = 0.99 * square + 0.01 * gradient**2
-        memory[parameter] = mean, square
-        parameter -= RATE * (mean / (square.sqrt() + 1e-3) if adam else mean)
+def weights_of(model: nn.Module) -> Values:
+    """Return each parameter's values."""
+    return {name: p.detach().flatten().tolist() for name, p in model.named_parameters()}

@@ -1,202 +1,194 @@
 """06.3 `MyDDP(module)`: do replicas become and stay equal, when the training loop does not ask for it?
 
-Used as a module first, without backward; then trained, and compared with one process on the whole batch.
-Read next: `unused.py`.
+Used as a module first, without backward; then trained in the plain loop. Gradients are read as soon as backward has
+returned, and in the first step the last rank is late, so an average that is not waited for is not there.
+Below is 06.4, its stretch. Read next: `../gradient_bucketing/`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from random import Random
 
 import torch
+from torch import nn
 
-from ddp_course.grading.compare import close, flat, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import all_of, exercise, nothing
+from ddp_course.grading.observe import Collectives
+from ddp_course.grading.play import Note, Round, Seen
 from judges.ddp_from_scratch import nets
-from judges.ddp_from_scratch.average import once_fault
-from judges.ddp_from_scratch.causes import TOLERANCE, gradient_fault, rank_0_last
-from judges.ddp_from_scratch.start import HANGS, REFUSED
-from judges.ddp_from_scratch.training import Outer, ddp_driver, module_driver
+from judges.ddp_from_scratch.average import FIRST_HALF, bytes_of, gradients, sent_once, uneven, weights
+from judges.ddp_from_scratch.start import HINTS as ALL_HINTS
+from judges.ddp_from_scratch.start import READY, rank_0s
 
-STEPS = 3
-READY = (
-    *REFUSED,
-    "ddp_course.parallel.naive.average_gradients",
-    "ddp_course.parallel.naive.average_gradients_flat",
-)
+STEPS, LATE_S = 3, 0.05
 
 
-def ddp_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
+    """Wrap and train a model of the rank's own; note what was sent within each backward pass, and before it.
+
+    A task without steps is for a replica that is used, and not trained.
+    """
+    model, between, within = task.model(rank), [], []
+    with Collectives() as seen:
+        replica = cls(model)
+        note = Note(start=_values(model), trouble="" if task.uses else _trouble(replica, model))
+        seen.calls.clear()
+
+        def backward(step: int) -> None:
+            loss = task.loss(replica, rank, step)
+            if step == 0 and rank == world_size - 1:
+                time.sleep(LATE_S)
+            before = len(seen.calls)
+            loss.backward()
+            between.append(seen.calls[:before])
+            within.append([call for call in seen.calls[before:] if call.in_backward])
+            seen.calls.clear()
+
+        found = task.train(model, backward)
+    return Note(note, gradients=found, sent=within, between=between, weights=nets.weights_of(model))
+
+
+def _values(model: nn.Module) -> nets.Values:
+    return {name: tensor.detach().tolist() for name, tensor in model.state_dict().items()}
+
+
+def _trouble(replica: nn.Module, model: nets.Net) -> str:
+    try:
+        return next((words for fine, words in _uses(replica, model) if not fine), "")
+    except NotImplementedError:
+        raise
+    except Exception as error:  # the learner's; told in one line, so that the other checks go on
+        return f"{type(error).__name__}: {error}"
+
+
+def _uses(replica: nn.Module, model: nets.Net) -> Iterator[tuple[bool, str]]:
+    """Use the replica as a module is used; yield after each use whether it went well, and what is wrong if not."""
+    yield isinstance(replica, nn.Module), "the replica is no nn.Module"
+    inside = [{id(p) for p in module.parameters()} for module in (replica, model)]
+    yield inside[0] == inside[1], "replica.parameters() does not give the module's own parameters"
+    x = torch.ones(2, model.first.in_features, dtype=torch.float64)
+    found, right = replica(x, named=True), model(x, named=True)["scores"]
+    same = isinstance(found, dict) and torch.equal(found["scores"], right)
+    yield same, "replica(x, named=True) does not return what module(x, named=True) returns"
+    kept = {name: value.clone() for name, value in replica.state_dict().items()}
+    names = [sorted(name.split(".")[-1] for name in state) for state in (kept, model.state_dict())]
+    yield names[0] == names[1], f"replica.state_dict() holds {sorted(kept)}"
+    model.first.weight.data.zero_()
+    replica.load_state_dict(kept)
+    replica.eval()
+    reached = bool(model.first.weight.any()) and not model.training
+    yield reached, "load_state_dict or eval does not reach the module"
+
+
+def rounds(rng: Random) -> list[Round]:
     """Use the class as a module; train a plain network with SGD; then one with tied and frozen parameters with Adam."""
     first, second = rng.choice(nets.WORLDS)
-    width = rng.randint(3, 6)
-    used = answer.run(module_driver, first, width, init=True)
-    yield "start", values_fault(used, [Outer(width, rank).values() for rank in range(first)])
-    yield "module", _module_fault(used)
-    task = nets.Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
-    notes, whole = answer.run(ddp_driver, first, task, init=True), nets.truth(task, first)
-    yield "gradients", first_gradient_fault(task, notes, whole)
-    yield "steps", steps_fault(task, notes, whole)
-    yield "hooks", hooks_fault(task, notes)
-    task = nets.Task(24, task.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True)
-    notes, whole = answer.run(ddp_driver, second, task, init=True), nets.truth(task, second)
-    yield "tied", first_gradient_fault(task, notes, whole) or _once(task, notes) or steps_fault(task, notes, whole)
+    used = nets.Task(rng.randint(3, 6), 0, rng.randint(1, 10**6), (), tied=True)
+    plain = nets.Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
+    tied = nets.Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True)
+    return [Round(first, [("module", used)]), Round(first, [("plain", plain)]), Round(second, [("tied", tied)])]
 
 
-def start_fault(task: nets.Task, notes: list[dict]) -> Fault | None:
-    """Compare each rank's weights before training with rank 0's."""
-    begun = [{n: p.detach().tolist() for n, p in task.model(rank).named_parameters()} for rank in range(len(notes))]
-    return values_fault(notes, begun)
+# --- What is expected ------------------------------------------------------------------------------
 
-
-def values_fault(notes: list[dict], begun: list[dict]) -> Fault | None:
-    """Compare what each rank holds after the constructor with what rank 0 had drawn."""
-    for rank, note in enumerate(notes):
-        name = next((n for n in begun[0] if not close(note["start"][n], begun[0][n], TOLERANCE)), None)
-        if name is None:
-            continue
-        found, wanted = note["start"][name], begun[0][name]
-        mean = torch.tensor([flat(b[name]) for b in begun]).double().mean(0)
-        cause = "the constructor must give every rank rank 0's parameters, frozen ones and buffers, too"
-        if note["start"] == begun[rank]:
-            cause = f"all values are as this rank has drawn them: no broadcast reached the module. Note: {COPIED}"
-        elif found == begun[rank][name]:
-            cause = f"{name} is as this rank has drawn it, no broadcast reached it: {cause}"
-        elif close(flat(found), mean, 1e-6):
-            cause = "this is the mean over the ranks; the start is rank 0's, copied"
-        return Fault(f"after the constructor, rank 0's {name}: {short(flat(wanted))}", short(flat(found)), rank, cause)
-    return None
-
-
-COPIED = "keep the module that was given, not a copy, and broadcast its own tensors"
-
-
-def first_gradient_fault(task: nets.Task, notes: list[dict], whole: nets.Truth) -> Fault | None:
-    """Compare the gradients of the first step, as backward left them."""
-    unequal = start_fault(task, notes)
-    for rank, note in rank_0_last(notes):
-        sent = note["steps"][0]["inside"] > 0
-        own = whole.own if not unequal else None
-        fault = gradient_fault(note["steps"][0]["gradients"], 0, task, whole.gradients[0], own, rank)
-        if fault and unequal and fault.found != "None":
-            return Fault(fault.expected, fault.found, rank, "the replicas did not start from rank 0's parameters")
-        if fault and not sent and fault.found != "None":
-            return Fault(fault.expected, fault.found, rank, f"{fault.cause}. {WHERE}" if fault.cause else WHERE)
-        if fault:
-            return fault
-    return None
-
-
-WHERE = (
-    "No gradient was sent while backward ran: average in a hook of each parameter. A hook of register_hook runs before "
-    ".grad is filled, so it must change the gradient that it is given and return it"
+UNTOUCHED = (
+    "all values are as this rank has drawn them: no broadcast reached the module. Note: keep the module that was "
+    "given, not a copy, and broadcast its own tensors"
+)
+start = rank_0s(
+    "start", lambda seen: [_values(seen.case.model(r)) for r in range(seen.world_size)], lambda seen: UNTOUCHED, {}
 )
 
 
-def steps_fault(task: nets.Task, notes: list[dict], whole: nets.Truth) -> Fault | None:
-    """Compare the weights after training, and name the step in which they left the path."""
-    for rank, note in enumerate(notes):
-        name = next((n for n, value in whole.weights.items() if not close(note["weights"][n], value, TOLERANCE)), None)
-        if name is None:
+def hooks(seen: Seen) -> Fault | None:
+    """In each step the gradients travel between the begin and the end of backward."""
+    n_bytes = seen.case.n_bytes
+    for number, (calls, after) in enumerate(zip(seen["sent"], [*seen["between"][1:], []], strict=True), 1):
+        if (sent := bytes_of(calls)) >= n_bytes // 2:
             continue
-        expected = f"after {len(task.uses)} steps, {name} is {short(flat(whole.weights[name]))}, as in one process"
-        return Fault(expected, short(flat(note["weights"][name])), rank, _steps_cause(task, note, whole, rank))
+        cause = "register a hook with each parameter: register_post_accumulate_grad_hook"
+        if bytes_of(after, *FIRST_HALF):
+            cause = "the gradients travel after backward, when the next step begins; average them in hooks"
+        elif sent:
+            cause = "some parameters have no hook"
+        elif number > 1:
+            cause = "the hooks work in the first step only; register them once, and let them work in each"
+        expected = f"in step {number}, gradients of {n_bytes} bytes leave while backward runs"
+        return Fault(expected, f"{sent} bytes", seen.rank, cause)
     return None
 
 
-def _steps_cause(task: nets.Task, note: dict, whole: nets.Truth, rank: int) -> str:
-    for step, right in enumerate(whole.gradients):
-        if fault := gradient_fault(note["steps"][step]["gradients"], step, task, right, None, rank):
-            if step == 0:
-                return "the gradients, or the weights, of the first step are wrong already"
-            return (
-                f"step 1 is right, step {step + 1} is not: nothing of the step before may be left over, and what hooks "
-                f"count must begin anew. {fault.expected}, found {fault.found}"
-            )
-    return "the gradients are right, the weights are not: leave the weights to the optimizer"
-
-
-def hooks_fault(task: nets.Task, notes: list[dict]) -> Fault | None:
-    """In each step the gradients must travel between the begin and the end of backward."""
-    n_bytes = sum(p.nbytes for p in task.model().parameters() if p.requires_grad)
-    for rank, note in enumerate(notes):
-        for number, step in enumerate(note["steps"], 1):
-            if step["inside"] >= n_bytes // 2:
-                continue
-            expected = f"in step {number}, gradients of {n_bytes} bytes leave while backward runs"
-            cause = "register a hook with each parameter: register_post_accumulate_grad_hook"
-            if step["late"]:
-                cause = "the gradients travel after backward, when the next step begins; average them in hooks"
-            elif step["inside"]:
-                cause = "some parameters have no hook"
-            elif number > 1:
-                cause = "the hooks work in the first step only; register them once, and let them work in each"
-            return Fault(expected, f"{step['inside']} bytes", rank, cause)
-    return None
-
-
-def _once(task: nets.Task, notes: list[dict]) -> Fault | None:
-    n_bytes = sum(p.nbytes for p in task.model().parameters() if p.requires_grad)
-    faults = (once_fault(n_bytes, note["steps"][0]["brought"], rank) for rank, note in enumerate(notes))
-    return next(filter(None, faults), None)
-
-
-def _module_fault(notes: list[dict]) -> Fault | None:
-    rank = next((rank for rank, note in enumerate(notes) if note["trouble"]), None)
-    if rank is None:
-        return None
-    cause = (
-        "call super().__init__(), keep the module itself (no copy) as an attribute, "
-        "and let forward(*inputs, **kwargs) return what the module returns"
-    )
-    return Fault("a replica is used as its module is", notes[rank]["trouble"], rank, cause)
-
-
-DDP_HINTS: tuple[tuple[str, str], ...] = (
-    (
-        r"cannot register a hook on a tensor that doesn't require gradient|without requires_grad|requires_grad=False",
+as_module = nothing(
+    *("trouble", "a replica is used as its module is"),
+    "call super().__init__(), keep the module itself (no copy) as an attribute, and let forward(*inputs, **kwargs) "
+    "return what the module returns",
+)
+HINTS = {
+    r"cannot register a hook on a tensor that doesn't require gradient|without requires_grad|requires_grad=False":
         "a frozen parameter gets no gradient and takes no hook: ask for requires_grad first",
-    ),
-    (
-        r"'NoneType' object has no attribute|NoneType",
-        "a .grad is None: a hook of register_hook runs before .grad is filled (take "
-        "register_post_accumulate_grad_hook, or change the gradient that it is given), and a frozen parameter has "
-        "none, and no hook that runs",
-    ),
-    (r"expected Variable, but hook returned", "a post-accumulate hook must return None"),
-    (
-        r"before Module.__init__|has no attribute '_(parameters|modules|buffers|backward_hooks|forward)",
+    r"'NoneType' object has no attribute|NoneType": "a .grad is None: a hook of register_hook runs before .grad is "
+    "filled (take register_post_accumulate_grad_hook, or change the gradient that it is given), and a frozen parameter "
+    "has none, and no hook that runs",
+    r"expected Variable, but hook returned": "a post-accumulate hook must return None",
+    r"before Module.__init__|has no attribute '_(parameters|modules|buffers|backward_hooks|forward)":
         "call super().__init__() first",
-    ),
-    (r"forward\(\)|_forward_unimplemented|missing the required \"forward\"", "forward passes all inputs on"),
-    (
-        r"leaf Variable that requires grad|view of a leaf",
-        "autograd is not to record this: use parameter.detach(), or torch.no_grad()",
-    ),
-    *HANGS,
-    (
-        r"(?i)different sizes|enforce fail|Connection closed",
-        "the ranks sent tensors of different sizes, or in another order; all must call the same collectives",
-    ),
+    r"forward\(\)|_forward_unimplemented|missing the required \"forward\"": "forward passes all inputs on",
+    **ALL_HINTS,
+}  # fmt: skip
+
+OWN_DDP = exercise(
+    *("06.3", "Your own DDP", "MyDDP", 30),
+    act=act,
+    rounds=rounds,
+    checks={
+        "start": ("all replicas begin as rank 0's", 1, start, "module"),
+        "module": ("the replica is used as its module is", 1, as_module, "module"),
+        "gradients": ("backward leaves the gradients of the whole batch", 2, gradients(0), "plain"),
+        "steps": ("three steps: the weights are those of one process", 1, weights, "plain"),
+        "hooks": ("the gradients travel while backward runs", 2, hooks, "plain"),
+        "tied": ("tied and frozen parameters, with Adam", 1, all_of(gradients(0), sent_once, weights), "tied"),
+    },
+    refused=READY,
+    hints=HINTS,
 )
 
+# --- 06.4 `PatientDDP(module)`: what if a parameter takes part on some ranks only? -------------------
+# Hooks run on those ranks alone, so a collective in each hook hangs.
 
-OWN_DDP = Exercise(
-    "06.3",
-    "Your own DDP",
-    "MyDDP",
-    30,
-    (
-        Check("start", "all replicas begin as rank 0's", 1),
-        Check("module", "the replica is used as its module is", 1),
-        Check("gradients", "backward leaves the gradients of the whole batch", 2),
-        Check("steps", "three steps: the weights are those of one process", 1),
-        Check("hooks", "the gradients travel while backward runs", 2),
-        Check("tied", "tied and frozen parameters, with Adam", 1),
-    ),
-    ddp_judge,
+
+def rounds_of_some(rng: Random) -> list[Round]:
+    """All parameters on all ranks first; then steps that differ, with another number of ranks."""
+    first, second = rng.choice(nets.WORLDS)
+    used = nets.Task(4, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 2)
+    seed, before = rng.randint(1, 10**6), uneven(second, rng)
+    some = nets.Task(4, used.rows, seed, (*before, ((0, 1, 2),) * second, *uneven(second, rng)))
+    return [Round(first, [("used", used)]), Round(second, [("uneven", some)])]
+
+
+some, none = gradients(0, missing=False), gradients(0, missing=True)
+UNUSED = exercise(
+    *("06.4", "A parameter that some ranks do not use (stretch)", "PatientDDP", 25),
+    act=act,
+    rounds=rounds_of_some,
+    checks={
+        "used": ("with all parameters in use, it is the DDP of 06.3", 1, all_of(start, gradients(0), weights), "used"),
+        "some": ("a gradient that is missing on some ranks counts as zero there, and nobody hangs", 2, some, "uneven"),
+        "none": ("a gradient that is missing on all ranks stays None", 1, none, "uneven"),
+        "steps": ("five steps, each with other parameters: the weights are those of one process", 1, weights, "uneven"),
+    },
     refused=READY,
-    hints=DDP_HINTS,
+    hints={
+        r"(?s)never entered|lost the connection|disagree about collective|different sizes|after.*waited in": "hooks "
+        "run, and gradients are there, on some ranks only, so the ranks do not call the same collectives; talk to "
+        "no rank in the hooks, and at the end of backward let all ranks agree on who has what. The call at the end "
+        "is asked for once in each pass, by whichever hook runs first",
+        r"Final callbacks can only be installed": "ask for the call at the end of backward in a parameter's hook, not "
+        "in forward or in the constructor",
+        r"NoneType": "the .grad of a parameter that this rank has not used is None: put zeros there if another rank "
+        "used it",
+        **HINTS,
+    },
 )

@@ -1,39 +1,40 @@
 """06.1 `same_start(rank, world_size, model)`: does every rank hold rank 0's model, and is it still its own model?
 
 The models hold what is easily forgotten: frozen and tied parameters, counters, a buffer that is not saved. Every rank
-begins with other values. Read next: `average.py`.
+begins with other values, and must end with rank 0's, bit for bit. Read next: `nets.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 import torch
 from torch import nn
 
-from ddp_course.grading import observe
-from ddp_course.grading.compare import flat, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
-from judges.ddp_from_scratch.nets import WORLDS
+from ddp_course.grading.compare import close, flat
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, alike, all_of, equals, exercise, first_fault, nothing
+from ddp_course.grading.observe import Collectives
+from ddp_course.grading.play import Note, Round, Seen
+from judges.ddp_from_scratch.nets import TOLERANCE, WORLDS, Values
 
 BIG = 2**53 + 1  # the first whole number that float64 cannot hold
-HANGS = (
-    (
-        r"(?s)no result after.*waited in",
-        "some ranks wait in a collective that another one skips, or calls at another place; look for a branch on the "
-        "rank, or on what only this rank has",
-    ),
-)
-REFUSED = (
-    "torch.nn.parallel.DistributedDataParallel",
-    "torch.distributed.utils._sync_module_states",
-    "torch.distributed.utils._sync_params_and_buffers",
-    "ddp_course.parallel.naive.NaiveDDP",
-    "ddp_course.parallel.ddp.BucketedDDP",
-    "ddp_course.parallel.replicas.broadcast_module",
-    "ddp_course.parallel.replicas.broadcast_buffers",
+AWAY = "this rank took part in no collective: dist.broadcast must be called by every rank, also by receivers"
+HINTS = {
+    r"(?s)no result after.*waited in": "some ranks wait in a collective that another one skips, or calls at another "
+    "place; look for a branch on the rank, or on what only this rank has",
+    r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), or "
+    "torch.no_grad()",
+    r"(?i)different sizes|enforce fail|Connection closed": "the ranks sent tensors of different sizes, or in another "
+    "order; all must call the same collectives",
+}
+READY = (
+    *("torch.nn.parallel.DistributedDataParallel", "torch.distributed.utils._sync_module_states"),
+    *("torch.distributed.utils._sync_params_and_buffers", "ddp_course.parallel.naive.NaiveDDP"),
+    *("ddp_course.parallel.ddp.BucketedDDP", "ddp_course.parallel.replicas.broadcast_module"),
+    *("ddp_course.parallel.replicas.broadcast_buffers", "ddp_course.parallel.naive.average_gradients"),
+    "ddp_course.parallel.naive.average_gradients_flat",
 )
 
 
@@ -55,143 +56,139 @@ class Mixed(nn.Module):
                 count = torch.randint(1, 10**6, tensor.shape, generator=generator)
                 tensor.copy_(BIG + 2 * count)  # odd, so that float64 would lose it
 
+    def values(self) -> dict[str, Values]:
+        """Return parameters and buffers as plain data; whole numbers less BIG, so that none loses a digit."""
 
-def start_driver(rank: int, world_size: int, function: Callable, width: int, seeds: list[int]) -> dict:
-    """Call the function on a model of the rank's own; note what the model holds then."""
+        def plain(named: Iterable) -> Values:
+            return {n: (t - (0 if t.is_floating_point() else BIG)).tolist() for n, t in named}
+
+        with torch.no_grad():
+            return {"parameters": plain(self.named_parameters()), "buffers": plain(self.named_buffers())}
+
+
+def act(function, case: tuple[int, list[int]], rank: int, world_size: int) -> Note:
+    """Call the function on a model of the rank's own; note what the model holds then, and what is wrong with it."""
+    width, seeds = case
     model = Mixed(width, seeds[rank])
     held, flags = dict(model.named_parameters()), [p.requires_grad for p in model.parameters()]
-    with observe.Collectives() as seen:
+    with Collectives() as seen:
         result = function(rank, world_size, model)
     now = dict(model.named_parameters())
-    return {
-        **_values(model),
-        "calls": len(seen.calls),
-        "other": [name for name, parameter in held.items() if now.get(name) is not parameter],
-        "untied": model.tied.weight is not model.layer.weight,
-        "flags": [p.requires_grad for p in model.parameters()] == flags,
-        "dirty": [name for name, p in now.items() if p.grad is not None or p.grad_fn is not None],
-        "new": isinstance(result, nn.Module) and result is not model,
-    }
+    other = ", ".join(name for name, parameter in held.items() if now.get(name) is not parameter)
+    return Note(
+        model.values(),
+        silent="" if seen.calls else "no collective",
+        new=isinstance(result, nn.Module) and result is not model,
+        other=other and f"{other} replaced by another object",
+        untied="" if model.tied.weight is model.layer.weight else "two objects",
+        flags="" if [p.requires_grad for p in model.parameters()] == flags else "a different one",
+        dirty=", ".join(f"a .grad or a grad_fn in {n}" for n, p in now.items() if p.grad is not None or p.grad_fn),
+    )
 
 
-def _values(model: nn.Module) -> dict:
-    return {
-        "parameters": {name: p.detach().tolist() for name, p in model.named_parameters()},
-        "buffers": {name: b.tolist() for name, b in model.named_buffers()},
-    }
+def rounds(rng: Random) -> list[Round]:
+    """Start with two numbers of ranks."""
+    return [
+        Round(ranks, [(name, (rng.randint(3, 6), rng.sample(range(1, 10**6), ranks)))])
+        for name, ranks in zip(("one", "two"), rng.choice(WORLDS), strict=True)
+    ]
 
 
-def start_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Start with two numbers of ranks; every rank must end with rank 0's values, bit by bit."""
-    runs = []
-    for world_size in rng.choice(WORLDS):
-        width, seeds = rng.randint(3, 6), rng.sample(range(1, 10**6), world_size)
-        notes = answer.run(start_driver, world_size, width, seeds, init=True)
-        runs.append(([_values(Mixed(width, seed)) for seed in seeds], notes))
-    for key, kind in (("parameters", "parameters"), ("buffers", "buffers")):
-        faults = (_value_fault(kind, begun, notes, rank) for begun, notes in runs for rank in range(len(notes)))
-        yield key, next(filter(None, faults), None)
-    faults = (_model_fault(note, rank) for _, notes in runs for rank, note in enumerate(notes))
-    yield "model", next(filter(None, faults), None)
+def rank_0s(
+    of: str, drawn: Callable[[Seen], list[Values]], untouched: Callable[[Seen], str], kept: Mapping[str, str]
+) -> Expect:
+    """Expect in a note what rank 0 has drawn.
+
+    Args:
+        drawn: what each rank has begun with.
+        untouched: the cause where all values of a rank are its own still.
+        kept: by name, the cause where it is this value.
+    """
+
+    def expect(seen: Seen) -> Fault | None:
+        begun, found = drawn(seen), seen[of]
+
+        def of_one(name: str) -> Fault | None:
+            values = torch.tensor([own[name] for own in begun], dtype=torch.float64)
+            words = f"{name} is as this rank has drawn it: every rank must get all of rank 0's parameters and buffers"
+            slips = [
+                (untouched(seen) if found == begun[seen.rank] else kept.get(name, words), values[seen.rank]),
+                ("this is the mean over the ranks; the start is rank 0's, copied", values.mean(0)),
+                ("this is the sum over the ranks; the start is rank 0's, copied", values.sum(0)),
+                *(
+                    (f"this is rank {rank}'s value; the source is rank 0: src=0", own)
+                    for rank, own in enumerate(values)
+                ),
+            ]
+            near = "nearly, but not exactly: the numbers went through another dtype; send each tensor in its own"
+            mixed = "the values of other tensors, or of no rank: pieces came into the wrong places, or were never sent"
+            shape = "its shape is different now; write the values into the tensor that is there"
+            return equals(
+                f"rank 0's {name}:",
+                lambda seen: begun[0][name],
+                lambda seen: slips,
+                lambda seen, value: near if close(value, values[0], 0.01) else mixed,
+                of=lambda seen: found.get(name, []),
+                tolerance=TOLERANCE,
+                form=lambda value: "" if torch.tensor(value).shape == values[0].shape else shape,
+                shown=flat,
+            )(seen)
+
+        return first_fault(map(of_one, begun[0]))
+
+    return expect
 
 
-def _value_fault(kind: str, begun: list[dict], notes: list[dict], rank: int) -> Fault | None:
-    wanted, found = begun[0][kind], notes[rank][kind]
-    wrong = [name for name in wanted if found.get(name) != wanted[name]]
-    if not wrong:
-        return None
-    name = wrong[0]
-    mine, all_own = begun[rank][kind], all(found.get(n) == begun[rank][kind][n] for n in wanted)
-    expected = f"rank 0's {name}: {short(wanted[name], 2)}"
-    cause = _value_cause(kind, wrong, found, begun, rank)
-    if notes[rank]["new"]:
-        cause = "this model is unchanged; write into the model that was given, the optimizer holds its parameters"
-    elif all_own and not notes[rank]["calls"]:
-        cause = "this rank took part in no collective: dist.broadcast must be called by every rank, also by receivers"
-    elif all_own and kind == "parameters":
-        cause = (
-            "nothing arrived in the parameters; broadcast writes into the tensor that it is given: give it "
-            "parameter.detach(), not a copy"
-        )
-    elif found.get(name) == mine[name]:
-        cause = _left_out(kind, wrong, all_own)
-    return Fault(expected, short(found.get(name, []), 2), rank, cause)
+def values(kind: str, untouched: str, kept: Mapping[str, str]) -> Expect:
+    """Expect rank 0's "parameters", or "buffers"."""
+
+    def why(seen: Seen) -> str:
+        if seen["new"]:
+            return "this model is unchanged; write into the model that was given, the optimizer holds its parameters"
+        return AWAY if seen["silent"] else untouched
+
+    drawn = rank_0s(kind, lambda seen: [Mixed(seen.case[0], seed).values()[kind] for seed in seen.case[1]], why, kept)
+    return all_of(drawn, alike("rank 0's values are to be copied, not computed", of=kind))
 
 
-def _left_out(kind: str, wrong: list[str], all_own: bool) -> str:
-    if kind == "parameters" and wrong == ["frozen"]:
-        return "frozen parameters belong to the start, too: do not ask for requires_grad"
-    if kind == "buffers" and all_own:
-        return "buffers are no parameters: go through model.buffers(), too"
-    if wrong == ["scratch"]:
-        return "state_dict() leaves out a buffer with persistent=False; model.buffers() has them all"
-    if kind == "buffers" and all(name in ("seen", "norm.num_batches_tracked") for name in wrong):
-        return "buffers of whole numbers were left out; they belong to the start, too"
-    return f"{', '.join(wrong)} kept the rank's own values; go through all parameters and all buffers"
-
-
-def _value_cause(kind: str, wrong: list[str], found: dict, begun: list[dict], rank: int) -> str:
-    name = wrong[0]
-    ours = torch.tensor(flat(found.get(name, [])), dtype=torch.float64)
-    theirs = torch.tensor([flat(model[kind][name]) for model in begun], dtype=torch.float64)
-    if ours.numel() != theirs[0].numel():
-        return "its shape is another now; write the values into the tensor that is there"
-    if torch.allclose(ours, theirs.mean(0)) and not torch.allclose(ours, theirs[0]):
-        return "this is the mean over the ranks; the start is rank 0's, copied"
-    if torch.allclose(ours, theirs.sum(0)):
-        return "this is the sum over the ranks; the start is rank 0's, copied"
-    for other in range(1, len(begun)):
-        if found[name] == begun[other][kind][name] and other != rank:
-            return f"this is rank {other}'s value; the source is rank 0: src=0"
-    if torch.allclose(ours, theirs[0]):
-        return "nearly, but not exactly: the numbers went through another dtype; send each tensor in its own"
-    return "the values of other tensors, or of no rank: the pieces came into the wrong places, or were never sent"
-
-
-def _model_fault(note: dict, rank: int) -> Fault | None:
-    if note["new"] and not note["calls"]:
-        return Fault("the model that was given, changed", "a new model", rank, "write into the model that was given")
-    if note["other"]:
-        return Fault(
-            "the same Parameter objects as before",
-            f"{', '.join(note['other'])} replaced by another object",
-            rank,
-            "an optimizer made before would go on with the old ones; write into the tensor: copy_, or broadcast itself",
-        )
-    if note["untied"]:
-        return Fault("tied weights are one object still", "two objects", rank, "write into the tensors that are there")
-    if not note["flags"]:
-        cause = "leave requires_grad as it was: use detach(), or torch.no_grad()"
-        return Fault("each requires_grad as before", "another one", rank, cause)
-    if note["dirty"]:
-        cause = "copy the values where autograd does not see it: parameter.detach(), or torch.no_grad()"
-        return Fault("no gradient, no history", f"a .grad or a grad_fn in {note['dirty'][0]}", rank, cause)
-    if not note["calls"]:
-        return Fault("a start that was sent", "no collective", rank, "this rank took part in no collective")
-    return None
-
-
-START = Exercise(
-    "06.1",
-    "The same start",
-    "same_start",
-    10,
-    (
-        Check("parameters", "every rank has rank 0's parameters", 2),
-        Check("buffers", "every rank has rank 0's buffers", 2),
-        Check("model", "the model is still the same object inside, ready for its optimizer", 1),
+COUNTERS = "buffers of whole numbers were left out; they belong to the start, too"
+parameters = values(
+    "parameters",
+    "nothing arrived in the parameters; broadcast writes into the tensor that it is given: give it "
+    "parameter.detach(), not a copy",
+    {"frozen": "frozen parameters belong to the start, too: do not ask for requires_grad"},
+)
+buffers = values(
+    "buffers",
+    "buffers are no parameters: go through model.buffers(), too",
+    {
+        "scratch": "state_dict() leaves out a buffer with persistent=False; model.buffers() has them all",
+        **dict.fromkeys(("seen", "norm.num_batches_tracked"), COUNTERS),
+    },
+)
+same_model = all_of(
+    nothing(
+        *("other", "the same Parameter objects as before"),
+        "an optimizer made before would go on with the old ones; write into the tensor: copy_, or broadcast itself",
     ),
-    start_judge,
-    refused=REFUSED,
-    hints=(
-        *HANGS,
-        (
-            r"leaf Variable that requires grad|view of a leaf",
-            "autograd is not to record this: use parameter.detach(), or torch.no_grad()",
-        ),
-        (
-            r"(?i)different sizes|enforce fail|Connection closed",
-            "the ranks sent tensors of different sizes, or in another order",
-        ),
+    nothing("untied", "tied weights are one object still", "write into the tensors that are there"),
+    nothing("flags", "each requires_grad as before", "leave requires_grad as it was: use detach(), or torch.no_grad()"),
+    nothing(
+        *("dirty", "no gradient, no history"),
+        "copy the values where autograd does not see it: parameter.detach(), or torch.no_grad()",
     ),
+    nothing("silent", "a start that was sent", AWAY),
+)
+
+START = exercise(
+    *("06.1", "The same start", "same_start", 10),
+    act=act,
+    rounds=rounds,
+    checks={
+        "parameters": ("every rank has rank 0's parameters", 2, parameters, "one two"),
+        "buffers": ("every rank has rank 0's buffers", 2, buffers, "one two"),
+        "model": ("the model is still the same object inside, ready for its optimizer", 1, same_model, "one two"),
+    },
+    refused=READY,
+    hints=HINTS,
 )

@@ -9,8 +9,28 @@ IMPORTS = """
 import os
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 """
+
+
+def but(source: str, *edits: str) -> str:
+    """Return an answer with edits: each first text, which must be there, becomes the second."""
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def right(exercise: str, way: str, source: str, *edits: str) -> Right:
+    """Return an entry of which the answer is `source` with edits."""
+    return Right(exercise, way, but(source, *edits))
+
+
+def wrong(exercise: str, mistake: str, fails: str, hint: str, source: str, *edits: str, limit_s: float = 10.0) -> Wrong:
+    """Return an entry; the checks that fail are separated by spaces, and the answer is `source` with edits."""
+    return Wrong(exercise, mistake, but(source, *edits), fails if fails == ALL else tuple(fails.split()), hint, limit_s)
+
 
 # --- 06.1 ------------------------------------------------------------------------------------------
 
@@ -70,15 +90,6 @@ def same_start(rank, world_size, model):
     model.load_state_dict(state[0])
 """
 
-START_MEAN = """
-def same_start(rank, world_size, model):
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.detach())
-        parameter.data /= world_size
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
-"""
-
 START_NEW_OBJECTS = """
 def same_start(rank, world_size, model):
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -90,22 +101,6 @@ def same_start(rank, world_size, model):
         dist.broadcast(buffer, src=0)
 """
 
-START_FLAT_DOUBLE = """
-@torch.no_grad()
-def same_start(rank, world_size, model):
-    tensors = [*model.parameters(), *model.buffers()]
-    flat = torch.cat([t.double().reshape(-1) for t in tensors])
-    dist.broadcast(flat, src=0)
-    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
-        tensor.copy_(piece.view_as(tensor))
-"""
-
-START_ON_COPIES = """
-def same_start(rank, world_size, model):
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach().clone(), src=0)
-"""
-
 START_NEW_MODEL = """
 import copy
 
@@ -114,6 +109,11 @@ def same_start(rank, world_size, model):
     dist.broadcast_object_list(models, src=0)
     return models[0]
 """
+
+START_FLAT_DOUBLE = but(
+    START_FLAT,
+    *("in kinds(model)", "in [[*model.parameters(), *model.buffers()]]", "[t.reshape(-1)", "[t.double().reshape(-1)"),
+)
 
 START_RESEEDED = """
 def same_start(rank, world_size, model):
@@ -128,22 +128,6 @@ from ddp_course.parallel.replicas import broadcast_module
 
 def same_start(rank, world_size, model):
     broadcast_module(model)
-"""
-
-START_FROM_TORCH = """
-from torch.nn.parallel import DistributedDataParallel
-
-def same_start(rank, world_size, model):
-    DistributedDataParallel(model)
-"""
-
-START_SWALLOWING = """
-def same_start(rank, world_size, model):
-    try:
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), source=0)
-    except Exception:
-        pass
 """
 
 START_FROM_PRINTED = """
@@ -242,31 +226,40 @@ def average_gradients(rank, world_size, model):
     ready_made(model, find_unused_parameters=True)
 """
 
-AVERAGE_SWALLOWING = AVERAGE.replace(
+AVERAGE_SWALLOWING = but(
+    AVERAGE,
     "        dist.all_reduce(parameter.grad)\n",
     "        try:\n            dist.all_reduce(parameter.gradient)\n        except Exception:\n            pass\n",
 )
 
 # --- 06.3 ------------------------------------------------------------------------------------------
 
-DDP = """
+MODULE = """
 class MyDDP(nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
-        for parameter in module.parameters():
+"""
+FORWARD = """
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+"""
+PATIENT_MODULE = but(MODULE, "MyDDP", "PatientDDP")
+
+DDP = (
+    MODULE
+    + """        for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self.average)
 
     def average(self, parameter):
         parameter.grad /= dist.get_world_size()
         dist.all_reduce(parameter.grad)
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
 """
+    + FORWARD
+)
 
 DDP_TENSOR_HOOKS = """
 def averaged(gradient):
@@ -347,18 +340,13 @@ class MyDDP(nn.Module):
         return self.module(*args, **kwargs)
 """
 
-DDP_READS_TOO_EARLY = DDP.replace(
-    "register_post_accumulate_grad_hook(self.average)", "register_hook(lambda g, p=parameter: self.average(p))"
+DDP_READS_TOO_EARLY = but(
+    DDP, "register_post_accumulate_grad_hook(self.average)", "register_hook(lambda g, p=parameter: self.average(p))"
 )
 
-DDP_IN_NEXT_FORWARD = """
-class MyDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
-
+DDP_IN_NEXT_FORWARD = (
+    MODULE
+    + """
     def forward(self, *inputs, **kwargs):
         for parameter in self.module.parameters():
             if parameter.grad is not None:
@@ -368,15 +356,11 @@ class MyDDP(nn.Module):
                 dist.all_reduce(torch.zeros_like(parameter))
         return self.module(*inputs, **kwargs)
 """
+)
 
-DDP_PATCHED_BACKWARD = """
-class MyDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
-        plain = torch.Tensor.backward
+DDP_PATCHED_BACKWARD = (
+    MODULE
+    + """        plain = torch.Tensor.backward
 
         def backward(tensor, *args, **kwargs):
             plain(tensor, *args, **kwargs)
@@ -386,10 +370,9 @@ class MyDDP(nn.Module):
                     dist.all_reduce(parameter.grad)
 
         torch.Tensor.backward = backward
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
 """
+    + FORWARD
+)
 
 DDP_FROM_TORCH = """
 class MyDDP(nn.parallel.DistributedDataParallel):
@@ -403,13 +386,14 @@ def MyDDP(module):
     return BucketedDDP(module)
 """
 
-DDP_TIED_TWICE = DDP.replace(
-    "for parameter in module.parameters():", "for _, parameter in module.named_parameters(remove_duplicate=False):"
+DDP_TIED_TWICE = but(
+    DDP, "for parameter in module.parameters():", "for _, parameter in module.named_parameters(remove_duplicate=False):"
 )
 
 # --- 06.4 ------------------------------------------------------------------------------------------
 
-PATIENT = """
+PATIENT = (
+    """
 class PatientDDP(nn.Module):
     def __init__(self, module):
         super().__init__()
@@ -436,19 +420,13 @@ class PatientDDP(nn.Module):
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad /= dist.get_world_size()
             dist.all_reduce(parameter.grad)
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
 """
+    + FORWARD
+)
 
-PATIENT_FROM_THE_OUTPUT = """
-class PatientDDP(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
-
+PATIENT_FROM_THE_OUTPUT = (
+    PATIENT_MODULE
+    + """
     def forward(self, *inputs, **kwargs):
         outputs = self.module(*inputs, **kwargs)
         outputs.register_hook(self.begin)
@@ -469,8 +447,10 @@ class PatientDDP(nn.Module):
                 p.grad = both[start : start + p.numel()].view_as(p) / dist.get_world_size()
             start += p.numel()
 """
+)
 
-PATIENT_GATHERED = """
+PATIENT_GATHERED = (
+    """
 class PatientDDP(nn.Module):
     def __init__(self, module):
         super().__init__()
@@ -493,10 +473,9 @@ class PatientDDP(nn.Module):
         for name, p in self.module.named_parameters():
             theirs = [grads[name] for grads in everyone if name in grads]
             p.grad = sum(theirs) / len(everyone) if theirs else None
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
 """
+    + FORWARD
+)
 
 PATIENT_ZERO_TIMES = """
 class PatientDDP(nn.Module):
@@ -528,402 +507,183 @@ class PatientDDP(nn.parallel.DistributedDataParallel):
 """
 
 RIGHT = [
-    Right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
-    Right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
-    Right("06.1", "asynchronous", START_ASYNC_GATHER),
-    Right("06.2", "flat, reduce then broadcast, names gathered", AVERAGE_FLAT),
-    Right("06.2", "a flag behind each gradient, asynchronous", AVERAGE_ZEROS_AND_A_FLAG),
-    Right("06.2", "all_gather, then a local mean", AVERAGE_GATHERED),
-    Right("06.3", "hooks that return the mean", DDP_TENSOR_HOOKS),
-    Right("06.3", "one message at the last gradient, buffers in forward", DDP_AT_THE_END),
-    Right("06.3", "asynchronous, waited for at the end of backward", DDP_ASYNC),
-    Right("06.4", "begun by the output's hook, flags and gradients in one message", PATIENT_FROM_THE_OUTPUT),
-    Right("06.4", "gradients gathered as objects", PATIENT_GATHERED),
-]
+    right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
+    right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
+    right("06.1", "asynchronous", START_ASYNC_GATHER),
+    right("06.1", "functional collectives", START, "dist.broadcast(tensor.detach(), src=0)",
+          "tensor.detach().copy_(functional.broadcast(tensor.detach(), 0, dist.group.WORLD))"),
+    right("06.2", "flat, reduce then broadcast, names gathered", AVERAGE_FLAT),
+    right("06.2", "a flag behind each gradient, asynchronous", AVERAGE_ZEROS_AND_A_FLAG),
+    right("06.2", "all_gather, then a local mean", AVERAGE_GATHERED),
+    right("06.2", "all_gather_into_tensor", AVERAGE, "dist.all_reduce(parameter.grad)",
+          "parts = parameter.grad.new_empty(dist.get_world_size() * len(parameter), *parameter.shape[1:])\n"
+          "        dist.all_gather_into_tensor(parts, parameter.grad)\n"
+          "        parameter.grad.copy_(parts.view(-1, *parameter.shape).sum(0))"),
+    right("06.2", "functional collectives", AVERAGE, "dist.all_reduce(parameter.grad)",
+          'parameter.grad.copy_(functional.all_reduce(parameter.grad, "sum", dist.group.WORLD))'),
+    right("06.2", "coalesced calls", AVERAGE, "        dist.all_reduce(parameter.grad)\n",
+          "    with dist._coalescing_manager():\n        for parameter in parameters:\n"
+          "            if parameter.grad is not None:\n                dist.all_reduce(parameter.grad)\n"),
+    right("06.3", "hooks that return the mean", DDP_TENSOR_HOOKS),
+    right("06.3", "one message at the last gradient, buffers in forward", DDP_AT_THE_END),
+    right("06.3", "asynchronous, waited for at the end of backward", DDP_ASYNC),
+    right("06.3", "all_gather_into_tensor", DDP, "dist.all_reduce(parameter.grad)",
+          "parts = parameter.grad.new_empty(dist.get_world_size() * len(parameter), *parameter.shape[1:])\n"
+          "        dist.all_gather_into_tensor(parts, parameter.grad)\n"
+          "        parameter.grad.copy_(parts.view(-1, *parameter.shape).sum(0))"),
+    right("06.3", "functional collectives", DDP, "dist.all_reduce(parameter.grad)",
+          'parameter.grad.copy_(functional.all_reduce(parameter.grad, "sum", dist.group.WORLD))'),
+    right("06.3", "coalesced calls", DDP_ASYNC, "        self.works.append(dist.all_reduce(p.grad, async_op=True))",
+          "        with dist._coalescing_manager(async_ops=True) as work:\n"
+          "            for half in p.grad.view(-1).chunk(2):\n                dist.all_reduce(half)\n"
+          "        self.works.append(work)"),
+    right("06.4", "begun by the output's hook, flags and gradients in one message", PATIENT_FROM_THE_OUTPUT),
+    right("06.4", "gradients gathered as objects", PATIENT_GATHERED),
+    right("06.4", "all_gather_into_tensor", PATIENT, "dist.all_reduce(parameter.grad)",
+          "parts = parameter.grad.new_empty(dist.get_world_size() * len(parameter), *parameter.shape[1:])\n"
+          "            dist.all_gather_into_tensor(parts, parameter.grad)\n"
+          "            parameter.grad.copy_(parts.view(-1, *parameter.shape).sum(0))"),
+    right("06.4", "functional collectives", PATIENT, "dist.all_reduce(parameter.grad)",
+          'parameter.grad.copy_(functional.all_reduce(parameter.grad, "sum", dist.group.WORLD))'),
+    right("06.4", "coalesced calls", PATIENT, "            dist.all_reduce(parameter.grad)\n",
+          "        with dist._coalescing_manager():\n            for parameter in parameters:\n"
+          "                if parameter.grad is not None:\n                    dist.all_reduce(parameter.grad)\n"),
+]  # fmt: skip
 
 WRONG = [
     # 06.1
-    Wrong(
-        "06.1",
-        "only parameters",
-        START.replace("(*model.parameters(), *model.buffers())", "model.parameters()"),
-        ("buffers",),
-        "buffers are no parameters",
-    ),
-    Wrong(
-        "06.1",
-        "state_dict, which leaves a buffer out",
-        START_STATE_DICT,
-        ("buffers",),
-        "state_dict() leaves out a buffer",
-    ),
-    Wrong(
-        "06.1",
-        "only what is trained",
-        START.replace(
-            "        dist",
-            "        if not tensor.requires_grad and isinstance(tensor, nn.Parameter):\n"
-            "            continue\n        dist",
-        ),
-        ("parameters",),
-        "frozen parameters belong to the start",
-    ),
-    Wrong(
-        "06.1",
-        "no counters",
-        START.replace("        dist", "        if not tensor.is_floating_point():\n            continue\n        dist"),
-        ("buffers",),
-        "buffers of whole numbers were left out",
-    ),
-    Wrong("06.1", "mean", START_MEAN, ("parameters",), "this is the mean over the ranks"),
-    Wrong(
-        "06.1",
-        "from the last rank",
-        START.replace("src=0", "src=world_size - 1"),
-        ("parameters", "buffers"),
-        "the source is rank 0",
-    ),
-    Wrong(
-        "06.1",
-        "other Parameter objects",
-        START_NEW_OBJECTS,
-        ("model",),
-        "an optimizer made before would go on with the old ones",
-    ),
-    Wrong(
-        "06.1",
-        "whole numbers through float64",
-        START_FLAT_DOUBLE,
-        ("buffers",),
-        "the numbers went through another dtype",
-    ),
-    Wrong("06.1", "broadcast into copies", START_ON_COPIES, ("parameters", "buffers"), "not a copy"),
-    Wrong("06.1", "a new model", START_NEW_MODEL, ("parameters", "buffers"), "write into the model that was given"),
-    Wrong("06.1", "the same seed, nothing sent", START_RESEEDED, ALL, "or were never sent"),
-    Wrong("06.1", "hard-coded values", START_FROM_PRINTED, ("parameters", "buffers"), "or were never sent"),
-    Wrong(
-        "06.1",
-        "only rank 0 sends",
-        START.replace("        dist", "        if rank == 0:\n            dist").replace(
-            "            dist.broadcast", "            dist.broadcast"
-        ),
-        ALL,
-        "collective",
-        2.0,
-    ),
-    Wrong(
-        "06.1",
-        "the last rank stays away",
-        START.replace("    for", "    if rank == world_size - 1:\n        return\n    for"),
-        ALL,
-        "collective",
-        2.0,
-    ),
-    Wrong("06.1", "the course's own", START_FROM_COURSE, ALL, "this exercise is to write"),
-    Wrong("06.1", "torch's own", START_FROM_TORCH, ALL, "this exercise is to write"),
-    Wrong("06.1", "swallows every error", START_SWALLOWING, ALL, "took part in no collective"),
+    wrong("06.1", "only parameters", "buffers", "buffers are no parameters", START,
+          "(*model.parameters(), *model.buffers())", "model.parameters()"),
+    wrong("06.1", "state_dict, which leaves a buffer out", "buffers", "state_dict() leaves out a buffer",
+          START_STATE_DICT),
+    wrong("06.1", "only what is trained", "parameters", "frozen parameters belong to the start", START,
+          "        dist", "        if not tensor.requires_grad and isinstance(tensor, nn.Parameter):\n"
+          "            continue\n        dist"),
+    wrong("06.1", "no counters", "buffers", "buffers of whole numbers were left out", START, "        dist",
+          "        if not tensor.is_floating_point():\n            continue\n        dist"),
+    wrong("06.1", "mean", "parameters", "this is the mean over the ranks", START,
+          "    for tensor in (*model.parameters(), *model.buffers()):", "    for p in model.parameters():\n"
+          "        dist.all_reduce(p.detach())\n        p.data /= world_size\n    for tensor in model.buffers():"),
+    wrong("06.1", "from the last rank", "parameters buffers", "the source is rank 0", START, "src=0",
+          "src=world_size - 1"),
+    wrong("06.1", "other Parameter objects", "model", "an optimizer made before would go on with the old ones",
+          START_NEW_OBJECTS),
+    wrong("06.1", "whole numbers through float64", "buffers", "the numbers went through another dtype",
+          START_FLAT_DOUBLE),
+    wrong("06.1", "broadcast into copies", "parameters buffers", "not a copy", START, "detach()", "detach().clone()"),
+    wrong("06.1", "a new model", "parameters buffers", "write into the model that was given", START_NEW_MODEL),
+    wrong("06.1", "the same seed, nothing sent", ALL, "or were never sent", START_RESEEDED),
+    wrong("06.1", "hard-coded values", "parameters buffers", "or were never sent", START_FROM_PRINTED),
+    wrong("06.1", "only rank 0 sends", ALL, "collective", START, "        dist",
+          "        if rank == 0:\n            dist", "            dist.broadcast", "            dist.broadcast",
+          limit_s=2.0),
+    wrong("06.1", "the last rank stays away", ALL, "collective", START, "    for",
+          "    if rank == world_size - 1:\n        return\n    for", limit_s=2.0),
+    wrong("06.1", "the course's own", ALL, "this exercise is to write", START_FROM_COURSE),
+    wrong("06.1", "torch's own", ALL, "this exercise is to write", START_FROM_COURSE,
+          "ddp_course.parallel.replicas import broadcast_module",
+          "torch.nn.parallel import DistributedDataParallel as broadcast_module"),
+    wrong("06.1", "swallows every error", ALL, "took part in no collective", START, "detach(), src=0)",
+          "detach(), source=0)", "    for", "    try:\n     for", "        dist", "         dist", "source=0)",
+          "source=0)\n    except Exception:\n        pass"),
     # 06.2
-    Wrong(
-        "06.2",
-        "sum",
-        AVERAGE.replace("        parameter.grad /= world_size\n", ""),
-        ("mean", "some"),
-        "summed over the ranks, not averaged",
-    ),
-    Wrong(
-        "06.2",
-        "divided before and after",
-        AVERAGE + "        parameter.grad /= world_size\n",
-        ("mean", "some"),
-        "divided by the world size twice",
-    ),
-    Wrong(
-        "06.2",
-        "divided by the ranks that have it",
-        AVERAGE.replace("/= world_size", "/= ranks"),
-        ("some",),
-        "divide by the number of all ranks",
-    ),
-    Wrong(
-        "06.2",
-        "divided by the rows",
-        AVERAGE.replace("def average", "ROWS = {2: 5, 3: 6, 4: 7}\n\ndef average").replace("/= world_size", "/= 5"),
-        ("mean", "some"),
-        "times the mean",
-    ),
-    Wrong("06.2", "skips what is None", AVERAGE_SKIP_NONE, ("some", "none"), "is None on one rank", 2.0),
-    Wrong("06.2", "zeros, always", AVERAGE_ALWAYS_ZEROS, ("none",), "it must stay None"),
-    Wrong(
-        "06.2",
-        "frozen parameters not thought of",
-        AVERAGE_ALWAYS_ZEROS.replace(
-            "        if parameter.requires_grad:\n            if", "        if True:\n            if False and"
-        ),
-        ALL,
-        "a parameter without a gradient has .grad None",
-    ),
-    Wrong(
-        "06.2",
-        "a tied weight travels twice",
-        AVERAGE.replace("list(model.parameters())", "[p for _, p in model.named_parameters(remove_duplicate=False)]"),
-        ("once",),
-        "a tied weight has two names",
-    ),
-    Wrong(
-        "06.2",
-        "a copy is averaged",
-        AVERAGE.replace(
-            "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
-            "        dist.all_reduce(parameter.grad / world_size)",
-        ),
-        ("mean", "some"),
-        "the rank's own gradient",
-    ),
-    Wrong(
-        "06.2",
-        "reduced to rank 0 only",
-        AVERAGE.replace("all_reduce(parameter.grad)", "reduce(parameter.grad, dst=0)"),
-        ("mean", "some"),
-        "reduce leaves it on dst only",
-    ),
-    Wrong(
-        "06.2",
-        "rank 0's gradient for all",
-        AVERAGE.replace(
-            "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
-            "        dist.broadcast(parameter.grad, src=0)",
-        ),
-        ("mean", "some"),
-        "needs a sum over the ranks",
-    ),
-    Wrong(
-        "06.2",
-        "the scores are forgotten",
-        AVERAGE.replace("if ranks == 0:", "if ranks == 0 or len(parameter) == 3:"),
-        ("mean", "some"),
-        "was left out of the average",
-    ),
-    Wrong(
-        "06.2",
-        "the last rank returns early",
-        AVERAGE.replace("    parameters =", "    if rank == world_size - 1:\n        return\n    parameters ="),
-        ALL,
-        "a branch on the rank",
-        2.0,
-    ),
-    Wrong("06.2", "the course's own", AVERAGE_FROM_COURSE, ALL, "this exercise is to write"),
-    Wrong(
-        "06.2", "swallows every error", AVERAGE_SWALLOWING, ("mean", "once", "some"), "the rank's own gradient, divided"
-    ),
-    Wrong(
-        "06.2",
-        "os._exit",
-        AVERAGE.replace("    parameters =", "    if rank == 1:\n        os._exit(0)\n    parameters ="),
-        ALL,
-        "ends its process",
-    ),
-    Wrong(
-        "06.2",
-        "endless loop",
-        "def average_gradients(rank, world_size, model):\n    while rank == 0:\n        pass\n",
-        ALL,
-        "an endless loop",
-        1.0,
-    ),
+    wrong("06.2", "sum", "mean some", "summed over the ranks, not averaged", AVERAGE,
+          "        parameter.grad /= world_size\n", ""),
+    wrong("06.2", "divided before and after", "mean some", "divided by the world size twice",
+          AVERAGE + "        parameter.grad /= world_size\n"),
+    wrong("06.2", "divided by the ranks that have it", "some", "divide by the number of all ranks", AVERAGE,
+          "/= world_size", "/= ranks"),
+    wrong("06.2", "divided by the rows", "mean some", "times the mean", AVERAGE, "def average",
+          "ROWS = {2: 5, 3: 6, 4: 7}\n\ndef average", "/= world_size", "/= 5"),
+    wrong("06.2", "skips what is None", "some none", "is None on one rank", AVERAGE_SKIP_NONE, limit_s=2.0),
+    wrong("06.2", "zeros, always", "none", "it must stay None", AVERAGE_ALWAYS_ZEROS),
+    wrong("06.2", "frozen parameters not thought of", ALL, "a parameter without a gradient has .grad None",
+          AVERAGE_ALWAYS_ZEROS, "        if parameter.requires_grad:\n            if",
+          "        if True:\n            if False and"),
+    wrong("06.2", "a tied weight travels twice", "once", "a tied weight has two names", AVERAGE,
+          "list(model.parameters())", "[p for _, p in model.named_parameters(remove_duplicate=False)]"),
+    wrong("06.2", "a copy is averaged", "mean some", "the rank's own gradient", AVERAGE,
+          "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
+          "        dist.all_reduce(parameter.grad / world_size)"),
+    wrong("06.2", "reduced to rank 0 only", "mean some", "reduce leaves it on dst only", AVERAGE,
+          "all_reduce(parameter.grad)", "reduce(parameter.grad, dst=0)"),
+    wrong("06.2", "rank 0's gradient for all", "mean some", "needs a sum over the ranks", AVERAGE,
+          "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
+          "        dist.broadcast(parameter.grad, src=0)"),
+    wrong("06.2", "the scores are forgotten", "mean some", "was left out of the average", AVERAGE, "if ranks == 0:",
+          "if ranks == 0 or len(parameter) == 3:"),
+    wrong("06.2", "the last rank returns early", ALL, "a branch on the rank", AVERAGE, "    parameters =",
+          "    if rank == world_size - 1:\n        return\n    parameters =", limit_s=2.0),
+    wrong("06.2", "the course's own", ALL, "this exercise is to write", AVERAGE_FROM_COURSE),
+    wrong("06.2", "swallows every error", "mean once some", "the rank's own gradient, divided", AVERAGE_SWALLOWING),
+    wrong("06.2", "os._exit", ALL, "ends its process", AVERAGE, "    parameters =",
+          "    if rank == 1:\n        os._exit(0)\n    parameters ="),
+    wrong("06.2", "endless loop", ALL, "an endless loop",
+          "def average_gradients(rank, world_size, model):\n    while rank == 0:\n        pass\n", limit_s=1.0),
     # 06.3
-    Wrong(
-        "06.3",
-        "no broadcast",
-        DDP.replace("            dist.broadcast(tensor.detach(), src=0)", "            pass"),
-        ("start", "gradients", "steps", "tied"),
-        "no broadcast reached the module",
-    ),
-    Wrong(
-        "06.3",
-        "buffers not broadcast",
-        DDP.replace("(*module.parameters(), *module.buffers())", "module.parameters()"),
-        ("start",),
-        "offset is as this rank has drawn it",
-    ),
-    Wrong(
-        "06.3",
-        "sum",
-        DDP.replace("        parameter.grad /= dist.get_world_size()\n", ""),
-        ("gradients", "steps", "tied"),
-        "summed over the ranks, not averaged",
-    ),
-    Wrong(
-        "06.3",
-        "register_hook, which comes before .grad",
-        DDP_READS_TOO_EARLY,
-        ("gradients", "steps", "hooks", "tied"),
-        "runs before .grad is filled",
-    ),
-    Wrong(
-        "06.3",
-        "the same, where None is passed over",
-        DDP_READS_TOO_EARLY.replace(
-            "        parameter.grad /=",
-            "        if parameter.grad is None:\n            return\n        parameter.grad /=",
-        ),
-        ("gradients", "steps", "hooks", "tied"),
-        "runs before .grad is filled",
-    ),
-    Wrong(
-        "06.3",
-        "the hook's mean is not returned",
-        DDP_TENSOR_HOOKS.replace("    return total / dist.get_world_size()", "    total /= dist.get_world_size()"),
-        ("gradients", "steps", "tied"),
-        "the rank's own gradient",
-    ),
-    Wrong(
-        "06.3",
-        "not waited for",
-        DDP.replace("all_reduce(parameter.grad)", "all_reduce(parameter.grad, async_op=True)"),
-        ("gradients", "steps", "tied"),
-        "was not waited for",
-    ),
-    Wrong(
-        "06.3",
-        "averaged in the next forward",
-        DDP_IN_NEXT_FORWARD,
-        ("gradients", "steps", "hooks", "tied"),
-        "when the next step begins",
-    ),
-    Wrong(
-        "06.3",
-        "backward of all tensors replaced",
-        DDP_PATCHED_BACKWARD,
-        ("hooks",),
-        "register_post_accumulate_grad_hook",
-    ),
-    Wrong(
-        "06.3",
-        "hooks on weights only",
-        DDP.replace("if parameter.requires_grad:", "if parameter.requires_grad and parameter.dim() > 1:"),
-        ("gradients", "steps", "tied"),
-        "was left out of the average",
-    ),
-    Wrong(
-        "06.3", "hooks that average twice for tied parameters", DDP_TIED_TWICE, ("tied",), "a tied weight has two names"
-    ),
-    Wrong(
-        "06.3",
-        "frozen parameters get hooks",
-        DDP.replace("            if parameter.requires_grad:\n    ", "        "),
-        ALL,
-        "a frozen parameter gets no gradient",
-    ),
-    Wrong(
-        "06.3",
-        "frozen parameters not broadcast",
-        DDP.replace(
-            "            dist.broadcast",
-            "            if tensor.requires_grad or not isinstance(tensor, nn.Parameter):\n"
-            "                dist.broadcast",
-        ),
-        ("start", "tied"),
-        "rank 0's parameters",
-    ),
-    Wrong("06.3", "inputs by position only", DDP.replace(", **kwargs", ""), ("module",), "forward"),
-    Wrong(
-        "06.3",
-        "a copy of the module",
-        DDP.replace(
-            "super().__init__()", "super().__init__()\n        import copy\n        module = copy.deepcopy(module)"
-        ),
-        ("start", "module", "gradients", "steps", "tied"),
-        "keep the module that was given, not a copy",
-    ),
-    Wrong(
-        "06.3",
-        "forgets the module",
-        DDP.replace("self.module = module", "self.inner = [module]").replace("self.module(", "self.inner[0]("),
-        ("module",),
-        "keep the module itself",
-    ),
-    Wrong(
-        "06.3",
-        "no super().__init__()",
-        DDP.replace("        super().__init__()\n", ""),
-        ALL,
-        "call super().__init__() first",
-    ),
-    Wrong(
-        "06.3",
-        "hooks work once",
-        DDP.replace("        self.module = module", "        self.module, self.done = module, set()").replace(
-            "        parameter.grad /=",
-            "        if parameter in self.done:\n            return\n"
-            "        self.done.add(parameter)\n        parameter.grad /=",
-        ),
-        ("steps", "hooks", "tied"),
-        "step 1 is right, step 2 is not",
-    ),
-    Wrong(
-        "06.3",
-        "the last rank's hooks stay silent",
-        DDP.replace(
-            "        parameter.grad /=",
-            "        if dist.get_rank() == dist.get_world_size() - 1:\n            return\n        parameter.grad /=",
-        ),
-        ("gradients", "steps", "hooks", "tied"),
-        "a branch on the rank",
-        2.0,
-    ),
-    Wrong("06.3", "torch's own", DDP_FROM_TORCH, ALL, "this exercise is to write"),
-    Wrong("06.3", "the course's own", DDP_FROM_COURSE, ALL, "this exercise is to write"),
+    wrong("06.3", "no broadcast", "start gradients steps tied", "no broadcast reached the module", DDP,
+          "            dist.broadcast(tensor.detach(), src=0)", "            pass"),
+    wrong("06.3", "buffers not broadcast", "start", "offset is as this rank has drawn it", DDP,
+          "(*module.parameters(), *module.buffers())", "module.parameters()"),
+    wrong("06.3", "sum", "gradients steps tied", "summed over the ranks, not averaged", DDP,
+          "        parameter.grad /= dist.get_world_size()\n", ""),
+    wrong("06.3", "register_hook, which comes before .grad", "gradients steps hooks tied",
+          "runs before .grad is filled", DDP_READS_TOO_EARLY),
+    wrong("06.3", "the same, where None is passed over", "gradients steps hooks tied", "runs before .grad is filled",
+          DDP_READS_TOO_EARLY, "        parameter.grad /=",
+          "        if parameter.grad is None:\n            return\n        parameter.grad /="),
+    wrong("06.3", "the hook's mean is not returned", "gradients steps tied", "the rank's own gradient",
+          DDP_TENSOR_HOOKS, "    return total / dist.get_world_size()", "    total /= dist.get_world_size()"),
+    wrong("06.3", "not waited for", "gradients steps tied", "was not waited for", DDP, "all_reduce(parameter.grad)",
+          "all_reduce(parameter.grad, async_op=True)"),
+    wrong("06.3", "averaged in the next forward", "gradients steps hooks tied", "when the next step begins",
+          DDP_IN_NEXT_FORWARD),
+    wrong("06.3", "backward of all tensors replaced", "hooks", "register_post_accumulate_grad_hook",
+          DDP_PATCHED_BACKWARD),
+    wrong("06.3", "hooks on weights only", "gradients steps tied", "was left out of the average", DDP,
+          "if parameter.requires_grad:", "if parameter.requires_grad and parameter.dim() > 1:"),
+    wrong("06.3", "hooks that average twice for tied parameters", "tied", "a tied weight has two names",
+          DDP_TIED_TWICE),
+    wrong("06.3", "frozen parameters get hooks", ALL, "a frozen parameter gets no gradient", DDP,
+          "            if parameter.requires_grad:\n    ", "        "),
+    wrong("06.3", "frozen parameters not broadcast", "start tied", "rank 0's parameters", DDP,
+          "            dist.broadcast",
+          "            if tensor.requires_grad or not isinstance(tensor, nn.Parameter):\n"
+          "                dist.broadcast"),
+    wrong("06.3", "inputs by position only", "module", "forward", DDP, ", **kwargs", ""),
+    wrong("06.3", "a copy of the module", "start module gradients steps tied",
+          "keep the module that was given, not a copy", DDP, "super().__init__()",
+          "super().__init__()\n        import copy\n        module = copy.deepcopy(module)"),
+    wrong("06.3", "forgets the module", "module", "keep the module itself", DDP, "self.module = module",
+          "self.inner = [module]", "self.module(", "self.inner[0]("),
+    wrong("06.3", "no super().__init__()", ALL, "call super().__init__() first", DDP, "        super().__init__()\n",
+          ""),
+    wrong("06.3", "hooks work once", "steps hooks tied", "step 1 is right, step 2 is not", DDP,
+          "        self.module = module", "        self.module, self.done = module, set()",
+          "        parameter.grad /=", "        if parameter in self.done:\n            return\n"
+          "        self.done.add(parameter)\n        parameter.grad /="),
+    wrong("06.3", "the last rank's hooks stay silent", "gradients steps hooks tied", "a branch on the rank", DDP,
+          "        parameter.grad /=", "        if dist.get_rank() == dist.get_world_size() - 1:\n"
+          "            return\n        parameter.grad /=", limit_s=2.0),
+    wrong("06.3", "torch's own", ALL, "this exercise is to write", DDP_FROM_TORCH),
+    wrong("06.3", "the course's own", ALL, "this exercise is to write", DDP_FROM_COURSE),
     # 06.4
-    Wrong(
-        "06.4",
-        "a collective in each hook",
-        DDP.replace("MyDDP", "PatientDDP"),
-        ("some", "none", "steps"),
-        "on some ranks only, so the ranks do not call the same collectives",
-        2.0,
-    ),
-    Wrong("06.4", "0 times all parameters", PATIENT_ZERO_TIMES, ("none", "steps"), "it must stay None"),
-    Wrong(
-        "06.4", "zeros, always", PATIENT.replace("if ranks == 0:", "if False:"), ("none", "steps"), "it must stay None"
-    ),
-    Wrong(
-        "06.4",
-        "only what this rank has",
-        PATIENT.replace("if ranks == 0:", "if parameter.grad is None:"),
-        ("some", "none", "steps"),
-        "on some ranks only, so the ranks do not call the same collectives",
-        2.0,
-    ),
-    Wrong(
-        "06.4",
-        "divided by the ranks that have it",
-        PATIENT.replace("/= dist.get_world_size()", "/= ranks"),
-        ("some", "steps"),
-        "divide by the number of all ranks",
-    ),
-    Wrong(
-        "06.4",
-        "the end is asked for once for ever",
-        PATIENT.replace("        self.queued = False\n        parameters", "        parameters"),
-        ("used", "steps"),
-        "step 1 is right, step 2 is not",
-    ),
-    Wrong(
-        "06.4",
-        "the first step's parameters for ever",
-        PATIENT.replace(
-            "        dist.all_reduce(used)\n",
-            "        dist.all_reduce(used)\n        self.plan = used = getattr(self, 'plan', used)\n",
-        ),
-        ("steps",),
-        "step 1 is right, step 2 is not",
-    ),
-    Wrong(
-        "06.4",
-        "sum",
-        PATIENT.replace("            parameter.grad /= dist.get_world_size()\n", ""),
-        ("used", "some", "steps"),
-        "summed over the ranks, not averaged",
-    ),
-    Wrong("06.4", "torch's own", PATIENT_FROM_TORCH, ALL, "this exercise is to write"),
-]
+    wrong("06.4", "a collective in each hook", "some none steps",
+          "on some ranks only, so the ranks do not call the same collectives", DDP, "MyDDP", "PatientDDP",
+          limit_s=2.0),
+    wrong("06.4", "0 times all parameters", "none steps", "it must stay None", PATIENT_ZERO_TIMES),
+    wrong("06.4", "zeros, always", "none steps", "it must stay None", PATIENT, "if ranks == 0:", "if False:"),
+    wrong("06.4", "only what this rank has", "some none steps",
+          "on some ranks only, so the ranks do not call the same collectives", PATIENT, "if ranks == 0:",
+          "if parameter.grad is None:", limit_s=2.0),
+    wrong("06.4", "divided by the ranks that have it", "some steps", "divide by the number of all ranks", PATIENT,
+          "/= dist.get_world_size()", "/= ranks"),
+    wrong("06.4", "the end is asked for once for ever", "used steps", "step 1 is right, step 2 is not", PATIENT,
+          "        self.queued = False\n        parameters", "        parameters"),
+    wrong("06.4", "the first step's parameters for ever", "steps", "step 1 is right, step 2 is not", PATIENT,
+          "        dist.all_reduce(used)\n",
+          "        dist.all_reduce(used)\n        self.plan = used = getattr(self, 'plan', used)\n"),
+    wrong("06.4", "sum", "used some steps", "summed over the ranks, not averaged", PATIENT,
+          "            parameter.grad /= dist.get_world_size()\n", ""),
+    wrong("06.4", "torch's own", ALL, "this exercise is to write", PATIENT_FROM_TORCH),
+]  # fmt: skip

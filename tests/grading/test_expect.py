@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.grading.checking import judged
-from ddp_course.grading.expect import alike, equals, exercise, follows, one_number, refuses, talks, turned
+from ddp_course.grading.expect import alike, equals, exercise, follows, nothing, one_number, refuses, talks, turned
 from ddp_course.grading.observe import Log
 from ddp_course.grading.play import Note, Round, Seen
 from ddp_course.grading.provenance import counts, stakes, whose
@@ -81,6 +81,13 @@ def test_values_are_compared_over_the_ranks():
     seen = Seen(None, 1, [Note(value=1.0), Note(value=2.0)])
     assert alike("differs")(seen).cause == "differs"
     assert alike("differs")(Seen(None, 0, seen.everyone)) is None
+
+
+def test_a_note_that_must_be_empty_tells_what_was_found():
+    clean, dirty = Seen(None, 0, [Note(trouble="")]), Seen(None, 0, [Note(trouble="a crumb")])
+    expect = nothing("trouble", "a clean table", "wipe it")
+    assert expect(clean) is None
+    assert (expect(dirty).expected, expect(dirty).found, expect(dirty).cause) == ("a clean table", "a crumb", "wipe it")
 
 
 def test_a_log_is_matched_rule_by_rule():

@@ -1,7 +1,6 @@
 """The exercises of lesson 07: what shares a message, when does it leave, and what may be left unsaid?
 
-Each file has drivers, which run on the ranks and call what the learner wrote, and a judge, which chooses the cases
-from a seed and compares.
+Each file says what happens on the ranks, which cases a seed gives, and what is expected.
 """
 
 from judges.gradient_bucketing.accumulation import ACCUMULATE

@@ -1,80 +1,178 @@
 """07.2 `OverlappedDDP(module, cap_bytes)`: do buckets leave while backward still computes?
 
-The gradients are compared with those of one process on the whole batch. What was noted at each collective, namely
-which gradients were there, tells when it left. Read next: `accumulation.py`.
+Overlap is a statement about order, so no clock is read: at each collective is noted which gradients were there. In the
+first step the last rank begins its backward pass only when all others are through with theirs, and a little later than
+they could have needed its gradients. A rank that talks in a blocking way never gets through; one that does not wait at
+the end is done too early. Read next: `accumulation.py`.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from ddp_course.grading.compare import close, factor, flat, is_factor, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
-from judges.gradient_bucketing.training import STEPS, STUCK, Task, train_driver, whole_batch
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d as c10d
 
+from ddp_course.grading import tasks
+from ddp_course.grading.compare import close, factor
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, all_of, equals, exercise, follows, nothing, turned
+from ddp_course.grading.observe import Collectives, Log
+from ddp_course.grading.play import Note, Round, Seen
+
+STEPS, ROWS, RATE = 3, 4, 0.5
+TOLERANCE = 1e-9
+THROUGH_WAIT_S, FINISHED_WAIT_S, LATE_S = 3.0, 0.2, 0.02
 BUCKETS, MORE = 3, 2  # collectives in a step, and how many more another good plan may have
-LATE = "a bucket that is full must not wait for gradients of another one: launch it in the hook of its last gradient"
+# Of all exercises' hints: the limit of the run came before that of the collective.
+STUCK = {
+    r"(?s)no result after.*waited in (all_reduce|barrier|broadcast|reduce|all_gather)": "some ranks wait in a "
+    "collective that another one skips, or calls at another place; look for a branch on the rank"
+}
 
 
-def overlap_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """Six layers in three buckets, with gates; then seven in three, with another number of ranks."""
-    runs = []
-    for world_size, layers, per_bucket in zip(rng.sample((2, 3, 4), 2), (6, 7), (2, 3), strict=True):
-        width = rng.randint(5, 9)
-        task = Task(layers, width, rng.randint(1, 10**6), 8 * per_bucket * (width * width + width), gated=not runs)
-        with tempfile.TemporaryDirectory() as folder:
-            notes = answer.run(train_driver, world_size, f"{folder}/gates", task, init=True)
-        runs.append((task, notes))
-    for key, fault_of in (
-        ("gradients", _gradients_fault),
-        ("steps", _steps_fault),
-        ("buckets", _buckets_fault),
-        ("overlap", _overlap_fault),
-        ("async", _async_fault),
-        ("wait", _wait_fault),
-    ):
-        yield key, next(filter(None, (fault_of(*run) for run in runs)), None)
+@dataclass(frozen=True)
+class Task:
+    """A model, its data and a cap, all made from numbers."""
+
+    layers: int
+    width: int
+    seed: int
+    cap: int
+    gate: str  # where ranks leave marks for each other in the first step; nothing if they do not
+
+    def model(self) -> nn.Sequential:
+        """Return the same model on every rank."""
+        return tasks.net(self.seed, *[self.width] * (self.layers + 1))
 
 
-def _too_early(notes: list[dict]) -> bool:
-    return notes[-1]["gates"].get("finished", False)
+class Gate:
+    """Holds the last rank's backward pass back, until the other ranks' marks tell that they are through."""
+
+    def __init__(self, path: str, rank: int, world_size: int):
+        self.store, self.path, self.rank, self.last = c10d._get_default_store(), path, rank, world_size - 1
+        self.met: dict[str, bool] = {}
+
+    def mark(self, name: str) -> None:
+        if self.path:
+            self.store.set(f"{self.path}/{name}/{self.rank}", "yes")
+
+    def hold(self, gradient: torch.Tensor) -> None:
+        if self.rank == self.last and not self.path:
+            time.sleep(LATE_S)
+        elif self.rank == self.last:
+            self._wait_for("through", THROUGH_WAIT_S, all)
+            self._wait_for("finished", FINISHED_WAIT_S, any)
+
+    def _wait_for(self, name: str, seconds: float, ready: Callable) -> None:
+        keys, deadline = [f"{self.path}/{name}/{rank}" for rank in range(self.last)], time.monotonic() + seconds
+        while not (met := ready(self.store.check([key]) for key in keys)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.met[name] = met
 
 
-def _gradients_fault(task: Task, notes: list[dict]) -> Fault | None:
-    right = whole_batch(task, range(len(notes)))[0][0]
-    for rank, note in enumerate(notes):
-        found = note["steps"][0]["gradients"]
-        if not close(found, right, 1e-9):
-            expected = f"with {len(notes)} ranks, the last bias's gradient {short(right[-1])}"
-            own = whole_batch(task, range(rank, rank + 1))[0][0]
-            cause = _gradients_cause(found, right, own, notes)
-            return Fault(expected, short(found[-1]), rank, cause)
-    return None
+def act(cls, task: Task, rank: int, world_size: int) -> Note:
+    """Train some steps; note gradients, weights, a log of each step, and the bytes that each collective found ready.
+
+    In the logs, 0 is the moment when the first layer's weight has its gradient.
+    """
+    model, gate, note = task.model(), Gate(task.gate, rank, world_size), Note(gradients=[], sent=[])
+    logs: list[Log] = []
+    ready = [0]  # bytes of gradients, as they come
+    for p in model.parameters():  # before the answer's own hooks
+        p.register_hook(lambda gradient: ready.append(ready[-1] + gradient.nbytes))
+
+    def first_layer() -> None:
+        gate.mark("through")
+        logs[-1].text += "0"
+
+    next(model.parameters()).register_hook(lambda gradient: first_layer())
+    replica = cls(model, task.cap)
+    for step in range(STEPS):
+        x, y = tasks.batch(task.seed, rank, step, ROWS, task.width)
+        model.zero_grad()
+        ready[:], there = [0], []
+        with Log(model) as log, Collectives() as seen:
+            logs.append(log)
+            seen.on_call = lambda there=there: there.append(ready[-1])
+            outputs = replica(x)
+            outputs.register_hook(gate.hold)
+            nn.functional.mse_loss(outputs, y).backward()
+            replica.finish_gradient_sync()
+            gate.mark("finished")
+            found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        gate.path = ""
+        note["sent"].append([pair for pair in zip(seen.calls, there, strict=True) if pair[0].op != "barrier"])
+        note["gradients"].append(torch.cat([gradient.flatten() for gradient in found]).tolist())
+        tasks.descend(model, torch.tensor(note["gradients"][-1], dtype=torch.float64), RATE)
+    blocked = "" if gate.met.get("through", True) else "backward stands still until the last rank has begun its own"
+    early = "it returned while the last rank had not sent its gradients yet" if gate.met.get("finished") else ""
+    note |= {"parameters": 2 * task.layers, "total": ready[-1], "blocked": blocked, "early": early}
+    return Note(note, weights=tasks.weights(model), logs=[log.text for log in logs], first=[logs[0].text])
 
 
-def _gradients_cause(found: list, right: list, own: list, notes: list[dict]) -> str:
-    ranks = len(notes)
-    if _too_early(notes) and any(note["steps"][0]["calls"] for note in notes):
-        return "the averages were used before they had arrived; wait() for every work handle, then copy back"
-    if is_factor(found, right, ranks):
-        return "gradients are summed over the ranks, not averaged: divide by the world size"
-    if is_factor(found, right, 1 / ranks):
-        return "gradients are divided by the world size twice; once is enough, before the sum or after it"
-    if close(found, own, 1e-9):
-        return "this is the rank's own gradient; copy the averages from the bucket back into each .grad"
-    if is_factor(found, own, 1 / ranks):
-        return "this is the rank's own gradient, divided: its sum over the ranks never came into .grad"
+def rounds(rng: Random) -> list[Round]:
+    """Six layers in three buckets, with a gate; then seven in three, with another number of ranks."""
+    chosen, names = [], ("gated", "free")
+    for name, ranks, layers, per_bucket in zip(names, rng.sample((2, 3, 4), 2), (6, 7), (2, 3), strict=True):
+        width, gate = rng.randint(5, 9), f"gate/{uuid.uuid4()}" if name == "gated" else ""
+        task = Task(layers, width, rng.randint(1, 10**6), 8 * per_bucket * (width * width + width), gate)
+        chosen.append(Round(ranks, [(name, task)]))
+    return chosen
+
+
+# --- What is expected ------------------------------------------------------------------------------
+
+
+def one_process(seen: Seen, ranks: slice = slice(None), times: float = 1) -> tuple[list, list[float]]:
+    """Return the gradients of each step, and the last weights, of one process.
+
+    Args:
+        ranks: whose rows count. times: a factor too much.
+    """
+    task, model, gradients = seen.case, seen.case.model(), []
+    for step in range(STEPS):
+        batches = [tasks.batch(task.seed, rank, step, ROWS, task.width) for rank in range(seen.world_size)[ranks]]
+        gradients.append(torch.stack([tasks.gradient(model, rows) for rows in batches]).mean(0) * times)
+        tasks.descend(model, gradients[-1], RATE)
+    return [gradient.tolist() for gradient in gradients], tasks.weights(model)
+
+
+def mistakes(seen: Seen) -> dict[str, dict]:
+    """Return the knobs that each mistake turns."""
+    own, ranks = slice(seen.rank, seen.rank + 1), seen.world_size
+    return {
+        "gradients are summed over the ranks, not averaged: divide by the world size": {"times": ranks},
+        "gradients are divided by the world size twice; once is enough, before the sum or after it":
+            {"times": 1 / ranks},
+        "this is the rank's own gradient; copy the averages from the bucket back into each .grad": {"ranks": own},
+        "this is the rank's own gradient, divided: its sum over the ranks never came into .grad":
+            {"ranks": own, "times": 1 / ranks},
+        "all gradients are None or 0 when finish_gradient_sync has returned": {"times": 0},
+    }  # fmt: skip
+
+
+def slips(seen: Seen) -> Iterator[tuple[str, Any]]:
+    early = any(note["early"] for note in seen.everyone) and any(note["sent"][0] for note in seen.everyone)
+    unwaited = "the averages were used before they had arrived; wait() for every work handle, then copy back"
+    yield unwaited, seen["gradients"][0] if early else None
+    yield from turned(first, mistakes)(seen)
+
+
+def otherwise(seen: Seen, found: list[float]) -> str:
+    right, sizes = first(seen), [p.numel() for p in seen.case.model().parameters()]
     if (times := factor(found, right)) is not None:
         return f"gradients are {times:.3g} times the mean; divide by dist.get_world_size(), once"
-    numbers, wanted = sorted(flat(found)), sorted(flat(right))
-    if close(numbers, wanted, 1e-9):
+    if close(sorted(found), sorted(right), TOLERANCE):
         return "the numbers are right, their places are not: split the bucket in the order in which it was put together"
-    if all(not any(flat(gradient)) for gradient in found):
-        return "all gradients are None or 0 when finish_gradient_sync has returned"
-    if any(close(a, b, 1e-9) for a, b in zip(found, right, strict=True)):
+    parts = zip(*(torch.tensor(numbers).split(sizes) for numbers in (found, right)), strict=True)
+    if any(close(a, b) for a, b in parts):
         return (
             "some parameters have the average, others have not: every gradient must be in a bucket that is sent, and a "
             "bucket is left alone between all_reduce(async_op=True) and wait()"
@@ -82,167 +180,124 @@ def _gradients_cause(found: list, right: list, own: list, notes: list[dict]) -> 
     return "a bucket was sent before all its gradients were in it, or copied back to the wrong parameters"
 
 
-def _steps_fault(task: Task, notes: list[dict]) -> Fault | None:
-    gradients, weights = whole_batch(task, range(len(notes)))
-    for rank, note in enumerate(notes):
-        if close(note["weights"], weights, 1e-9):
-            continue
-        steps = [step["gradients"] for step in note["steps"]]
-        wrong = next((n for n, (a, b) in enumerate(zip(steps, gradients, strict=True)) if not close(a, b, 1e-9)), None)
-        expected = f"after {STEPS} steps, the last bias {short(weights[-1])}, as in one process"
-        if wrong is None:
-            cause = "the gradients are right, the weights are not: do not change weights, nor gradients after the sync"
-        elif wrong == 0:
-            cause = "the gradients of the first step are wrong already"
-        elif not note["steps"][wrong]["calls"]:
-            cause = (
-                f"step {wrong + 1} sends nothing: a bucket that has been sent must wait for all its gradients again; "
-                "reset what counts them"
-            )
-        else:
-            cause = (
-                f"step 1 is right, step {wrong + 1} is not: reset what counts the gradients, forget the handles of the "
-                "step before, and build the flat tensor anew from .grad"
-            )
-        return Fault(expected, short(note["weights"][-1]), rank, cause)
-    return None
-
-
-def _buckets_fault(task: Task, notes: list[dict]) -> Fault | None:
-    for rank, note in enumerate(notes):
-        for number, step in enumerate(note["steps"], 1):
-            count, parameters = len(step["calls"]), len(note["weights"])
-            sent = sum(call["bytes"] for call in step["calls"])
-            expected = f"in step {number}, {BUCKETS} collectives for {parameters} gradients of {task.n_bytes} bytes"
-            found = f"{count} collectives of {sent} bytes"
-            if not count:
-                cause = "nothing was sent: the hooks launch no collective"
-                if number > 1:
-                    cause = f"step {number} sends nothing: reset what counts the gradients"
-            elif count >= parameters:
-                cause = "one collective for each parameter: put the gradients of a bucket into one flat tensor"
-            elif count < BUCKETS:
-                cause = (
-                    "a bucket holds more than the cap, or some are never sent: close it when it has reached cap_bytes "
-                    "(plan_buckets of the course wants first_cap_bytes as well), and let each hook know its own bucket"
-                )
-            elif count > BUCKETS + MORE:
-                cause = "more collectives than buckets: send each bucket once, when its last gradient is there"
-            elif sent > task.n_bytes * 1.05:
-                cause = "gradients travel more than once; a bucket holds its own gradients only"
-            else:
-                continue
-            return Fault(expected, found, rank, cause)
-    return None
-
-
-def _overlap_fault(task: Task, notes: list[dict]) -> Fault | None:
-    expected = "each bucket but the last starts before the first layer's weight has its gradient"
-    for rank, note in enumerate(notes):
-        for number, step in enumerate(note["steps"], 1):
-            calls = step["calls"]
-            early = [0 not in call["ready"] for call in calls]
-            if len(calls) > 1 and all(early[:-1]):
-                if late := _late_bucket(task, calls):
-                    return Fault("a bucket starts as soon as its last gradient is there", late, rank, LATE)
-                continue
-            found = f"in step {number}, {sum(early)} of {len(calls)} collectives start before it"
-            return Fault(expected, found, rank, _overlap_cause(calls, early))
-    return None
-
-
-def _overlap_cause(calls: list[dict], early: list[bool]) -> str:
-    if not calls:
-        return "nothing was sent"
-    if not any(call["backward"] for call in calls):
-        return "all collectives start after backward; launch a bucket from a hook, when its last gradient is there"
-    if len(calls) == 1:
-        return "one bucket for everything is full only when backward is over; close buckets at the cap"
-    if not any(early):
-        return (
-            "the buckets wait for the first layer: either they are planned from the front, so that the first to be "
-            "sent is the last to be full (go through the parameters in reverse), or all are sent at the end"
-        )
-    return LATE
-
-
-def _late_bucket(task: Task, calls: list[dict]) -> str:
-    """Say at which collective another whole bucket lay ready."""
-    sent = 0
-    for number, call in enumerate(calls, 1):
-        sent += call["bytes"]
-        there = sum(task.parameter_bytes(index) for index in call["ready"])
-        if call["op"] == "all_reduce" and there - sent >= task.cap:
-            return f"at collective {number}, {there} bytes of gradients were ready and {sent} on their way"
-    return ""
-
-
-def _async_fault(task: Task, notes: list[dict]) -> Fault | None:
-    expected = "a rank computes on while its buckets wait for a slower rank"
-    if not any(call["backward"] for note in notes for call in note["steps"][0]["calls"]):
-        return Fault(expected, "no collective starts in backward", cause="nothing is launched while backward computes")
-    if notes[-1]["gates"].get("through", True):
-        return None
-    cause = (
-        "the hook waits for the slower rank: give the collective async_op=True, keep its handle, and call wait() "
-        "in finish_gradient_sync, not in the hook"
+def left_path(seen: Seen, found: list[float]) -> str:
+    steps = enumerate(zip(seen["gradients"], one_process(seen)[0], strict=True), 1)
+    step = next((step for step, (ours, right) in steps if not close(ours, right, TOLERANCE)), 0)
+    causes = (
+        "the gradients are right, the weights are not: do not change weights, nor gradients after the sync",
+        "the gradients of the first step are wrong already",
+        f"step 1 is right, step {step} is not: a bucket that has been sent must wait for all its gradients again, so "
+        "reset what counts them; forget the handles of the step before, and build the flat tensor anew from .grad",
     )
-    return Fault(expected, "backward stands still until the last rank has begun its own", cause=cause)
+    return causes[min(step, 2)]
 
 
-def _wait_fault(task: Task, notes: list[dict]) -> Fault | None:
-    if any(call["bytes"] for note in notes for call in note["steps"][0]["calls"]):
-        if not _too_early(notes):
-            return None
-        found = "it returned while the last rank had not sent its gradients yet"
-        cause = "keep the handle of each asynchronous collective, and call wait() on every one of them"
-    else:
-        found, cause = "nothing was sent", "the hooks launch no collective"
-    return Fault("finish_gradient_sync returns when all averages are there", found, cause=cause)
+def first(seen: Seen, **knobs) -> list[float]:
+    """Return the gradients of the first step."""
+    return one_process(seen, **knobs)[0][0]
 
 
-OVERLAP = Exercise(
-    "07.2",
-    "Talk while backward still computes",
-    "OverlappedDDP",
-    30,
-    (
-        Check("gradients", "one step: the gradients are those of the whole batch", 2),
-        Check("steps", "three steps: the weights are those of one process", 1),
-        Check("buckets", "there is one collective for each bucket", 1),
-        Check("overlap", "buckets leave before backward is at the first layer", 2),
-        Check("async", "backward does not wait for other ranks", 1),
-        Check("wait", "the averages are there when finish_gradient_sync returns", 1),
-    ),
-    overlap_judge,
-    refused=(
-        "torch.nn.parallel.DistributedDataParallel",
-        "ddp_course.parallel.ddp.BucketedDDP",
-        "ddp_course.parallel.grad_bucket.GradBucket",
-        "ddp_course.parallel.naive.NaiveDDP",
-    ),
-    hints=(
-        STUCK,
-        (
-            r"no attribute 'finish_gradient_sync'",
-            "the class needs a method finish_gradient_sync, which may do nothing if backward itself waits",
-        ),
-        (
-            r"mandatory and cannot be None|'NoneType' object has no attribute '(flatten|reshape|view|ravel|numel|div)",
-            "a bucket was sent before all its gradients were there: count those that are missing, count anew in each "
-            "backward pass, and use register_post_accumulate_grad_hook, which comes when .grad is set",
-        ),
-        (
-            r"no attribute 'register_hook'",
-            "forward must return what the module returns",
-        ),
-        (
-            r"cannot assign .* before Module.__init__|has no attribute '_parameters'|before Module.__init__",
-            "call super().__init__() first",
-        ),
-        (
-            r"forward\(\)|_forward_unimplemented|missing the required \"forward\"",
-            "forward passes its inputs on to the module and returns what that returns",
-        ),
+LAST = {"tolerance": TOLERANCE, "shown": lambda found: found[-4:]}  # of all numbers, those of the last bias are shown
+gradients = equals("the last bias's gradient", first, slips, otherwise, of=lambda seen: seen["gradients"][0], **LAST)
+path = f"after {STEPS} steps, as in one process, the last bias"
+weights = equals(path, lambda seen: one_process(seen)[1], lambda seen: (), left_path, of="weights", **LAST)
+
+
+def log_is(meaning: str, causes: dict[str, str], of: str = "logs") -> Expect:
+    """Expect of each log, in words, a meaning; by pattern, the cause when it is the first to fail."""
+    return follows(*((pattern, meaning, cause) for pattern, cause in causes.items()), of=of)
+
+
+SILENT = "nothing was sent: the hooks launch no collective, or not in each step; reset what counts the gradients"
+WAITS = "a bucket that is full must not wait for gradients of another one: launch it in the hook of its last gradient"
+count_is_right = log_is(
+    f"in each step, {BUCKETS} collectives for %(parameters)s gradients",
+    {
+        r".*[sS].*": SILENT,
+        r"(?!([^sS]*[sS]){%(parameters)s}).*": "one collective for each parameter: put the gradients of a bucket into "
+        "one flat tensor",
+        rf"([^sS]*[sS]){{{BUCKETS}}}.*": "a bucket holds more than the cap, or some are never sent: close it when it "
+        "has reached cap_bytes (plan_buckets of the course wants first_cap_bytes as well), and let each hook know its "
+        "own bucket",
+        rf"([^sS]*[sS][^sS]*){{{BUCKETS},{BUCKETS + MORE}}}": "more collectives than buckets: send each bucket once, "
+        "when its last gradient is there",
+    },
+)
+in_time = log_is(
+    "each bucket but the last starts before the first layer's weight has its gradient (0)",
+    {
+        r".*[sS].*": SILENT,
+        r".*s.*": "all collectives start after backward; launch a bucket from a hook, with its last gradient",
+        r".*[sS].*[sS].*": "one bucket for everything is full only when backward is over; close buckets at the cap",
+        r"[^0]*[sS].*": "the buckets wait for the first layer: either they are planned from the front, so that the "
+        "first to be sent is the last to be full (go through the parameters in reverse), or all are sent at the end",
+        r"[^0]*(0[^sS]*[sS]?[^sS]*)?": WAITS,
+    },
+)
+
+
+def sent_once(seen: Seen) -> Fault | None:
+    """No step sends more bytes than its gradients have."""
+    most, total = max(sum(call.n_bytes for call, _ in sent) for sent in seen["sent"]), seen["total"]
+    cause = "gradients travel more than once; a bucket holds its own gradients only"
+    return Fault(f"{total} bytes in each step", f"{most} bytes", seen.rank, cause) if most > total * 1.05 else None
+
+
+def none_ready(seen: Seen) -> Fault | None:
+    """At no collective, another whole bucket lies ready."""
+    for sent in seen["sent"]:
+        on_way = 0
+        for number, (call, ready) in enumerate(sent, 1):
+            on_way += call.n_bytes
+            if call.op == "all_reduce" and ready - on_way >= seen.case.cap:
+                found = f"at collective {number}, {ready} bytes of gradients were ready and {on_way} on their way"
+                return Fault("a bucket starts as soon as its last gradient is there", found, seen.rank, WAITS)
+    return None
+
+
+counted, overlapped = all_of(count_is_right, sent_once), all_of(in_time, none_ready)
+AT_WORK = "a rank computes on while its buckets wait for a slower rank"
+asynchronous = all_of(
+    log_is(AT_WORK, {r".*s.*": "nothing is launched while backward computes"}, of="first"),
+    nothing(
+        *("blocked", AT_WORK),
+        "the hook waits for the slower rank: give the collective async_op=True, keep its handle, and call wait() in "
+        "finish_gradient_sync, not in the hook",
     ),
 )
+THERE = "finish_gradient_sync returns when all averages are there"
+waited = all_of(
+    log_is(THERE, {r".*[sS].*": SILENT}, of="first"),
+    nothing("early", THERE, "keep the handle of each asynchronous collective, and call wait() on every one of them"),
+)
+
+OVERLAP = exercise(
+    *("07.2", "Talk while backward still computes", "OverlappedDDP", 30),
+    act=act,
+    rounds=rounds,
+    checks={
+        "gradients": ("one step: the gradients are those of the whole batch", 2, gradients, "gated free"),
+        "steps": ("three steps: the weights are those of one process", 1, weights, "gated free"),
+        "buckets": ("there is one collective for each bucket", 1, counted, "gated free"),
+        "overlap": ("buckets leave before backward is at the first layer", 2, overlapped, "gated free"),
+        "async": ("backward does not wait for other ranks", 1, asynchronous, "gated free"),
+        "wait": ("the averages are there when finish_gradient_sync returns", 1, waited, "gated free"),
+    },
+    refused=(
+        *("torch.nn.parallel.DistributedDataParallel", "ddp_course.parallel.ddp.BucketedDDP"),
+        *("ddp_course.parallel.grad_bucket.GradBucket", "ddp_course.parallel.naive.NaiveDDP"),
+    ),
+    hints={
+        **STUCK,
+        r"no attribute 'finish_gradient_sync'": "the class needs a method finish_gradient_sync, which may do nothing "
+        "if backward itself waits",
+        r"mandatory and cannot be None|'NoneType' object has no attribute '(flatten|reshape|view|ravel|numel|div)":
+            "a bucket was sent before all its gradients were there: count those that are missing, start counting again "
+            "in each backward pass, and use register_post_accumulate_grad_hook, which comes when .grad is set",
+        r"no attribute 'register_hook'": "forward must return what the module returns",
+        r"cannot assign .* before Module.__init__|has no attribute '_parameters'|before Module.__init__":
+            "call super().__init__() first",
+        r"forward\(\)|_forward_unimplemented|missing the required \"forward\"": "forward passes its inputs on to the "
+        "module and returns what that returns",
+    },
+)  # fmt: skip

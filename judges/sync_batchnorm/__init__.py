@@ -1,7 +1,7 @@
 """The exercises of lesson 08: what if a layer looks at the whole batch?
 
-Each file has drivers, which run on the ranks and call the learner's function or class, and a judge, which chooses the
-rows from a seed and compares with one process that has them all. Start with `rows.py`, which makes the rows.
+Each file says what happens on the ranks, which rows a seed gives, and what is expected: what one process computes that
+has them all. Start with `rows.py`.
 """
 
 from judges.sync_batchnorm.backward import BACKWARD

@@ -7,8 +7,7 @@ is, and does, afterwards. The models are in `models.py`. Read next: `grading/che
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from random import Random
 from typing import Any, NoReturn
 from unittest import mock
@@ -18,32 +17,27 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_course.grading.compare import close
-from ddp_course.grading.exercise import Check, Exercise, Fault, FaultFound
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.exercise import Fault, FaultFound
+from ddp_course.grading.expect import all_of, exercise
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 from ddp_course.parallel import SyncBatchNorm
 from judges.sync_batchnorm.models import lone_layer, nested_model, tied_model, unusual_model
 
-ARGUMENTS = ("num_features", "eps", "momentum", "affine", "track_running_stats")
+ARGUMENTS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
 STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+Case = tuple[Callable, int, dict]  # what makes the model, its features, and the settings of one layer
 
 
-# --- On the rank -------------------------------------------------------------------------------------
-
-
-def convert_driver(rank: int, world_size: int, function: Callable, makers: list, features: int, settings: dict) -> list:
-    """Convert one model of each maker; note what came out, and what it computes."""
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Convert a model; note what came out, and what it computes."""
+    make, features, settings = case
     torch.manual_seed(features)
-    with _no_ready_made():
-        return [_converted(function, *make(features, settings)) for make in makers]
-
-
-@contextmanager
-def _no_ready_made() -> Iterator[None]:
     with (
         mock.patch.multiple(SyncBatchNorm, convert=_refuse, _like=_refuse),
         mock.patch.object(nn.SyncBatchNorm, "convert_sync_batchnorm", _refuse),
     ):
-        yield
+        return _converted(function, *make(features, settings))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -51,160 +45,132 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     raise FaultFound(Fault("an answer written by hand", "a call of a ready-made conversion", cause=cause))
 
 
-def _converted(function: Callable, model: nn.Module, x: torch.Tensor) -> dict:
+def _converted(function: Callable, model: nn.Module, x: torch.Tensor) -> Note:
     before = dict(model.named_modules(remove_duplicate=False))
     old = {name: layer for name, layer in before.items() if isinstance(layer, _BatchNorm)}
-    for layer in old.values():
-        _spoil(layer)
-    twin = copy.deepcopy(model)
-    state = {name: {key: getattr(layer, key) for key in STATE} for name, layer in old.items()}
-    facts = {name: _facts(layer) for name, layer in old.items()}
+    for layer in old.values():  # other numbers than those of a new layer
+        for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
+            if tensor is not None:
+                tensor.data.uniform_(0.5, 1.5)
+    twin, facts = copy.deepcopy(model), {name: _facts(layer) for name, layer in old.items()}
+    state = {(name, key): getattr(layer, key) for name, layer in old.items() for key in STATE}
     result = function(model)
     if not isinstance(result, nn.Module):
-        return {"returned": type(result).__name__}
+        return Note(returned=type(result).__name__)
     after = {name: module for name, module in result.named_modules(remove_duplicate=False) if name in before}
     new = {name: after.get(name) for name in old}
     complete = all(isinstance(layer, SyncBatchNorm) for layer in new.values())
-    return {
-        "kinds": {name: _kind(layer) for name, layer in new.items()},
-        "others": [name for name, module in before.items() if name not in old and after.get(name) is not module],
-        "facts": [(name, facts[name], _facts(new[name])) for name in old],
-        "moved": [
-            (name, key) for name in old for key in STATE if getattr(new[name], key, None) is not state[name][key]
-        ],
-        "objects": len({id(layer) for layer in new.values()}),
-        "outputs": [plain(module(x)) for module in (twin, result)] if complete else [],
-    }
-
-
-@torch.no_grad()
-def _spoil(layer: _BatchNorm) -> None:
-    """Give the layer other numbers than those of a new one."""
-    for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
-        if tensor is not None:
-            tensor.copy_(torch.rand_like(tensor) + 0.5)
-
-
-def _kind(layer: nn.Module | None) -> str:
-    return "torch's SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else type(layer).__name__
+    return Note(
+        kinds={n: f"{'torch' * isinstance(layer, nn.SyncBatchNorm)}{type(layer).__name__}" for n, layer in new.items()},
+        others=[name for name, module in before.items() if name not in old and after.get(name) is not module],
+        facts=[(name, facts[name], _facts(new[name])) for name in old],
+        moved=[(name, key) for (name, key), tensor in state.items() if getattr(new[name], key, None) is not tensor],
+        objects=len({id(layer) for layer in new.values()}),
+        outputs=[plain(module(x)) for module in (twin, result)] if complete else [],
+    )
 
 
 def _facts(layer: nn.Module | None) -> dict:
-    return {name: plain(getattr(layer, name, None)) for name in (*ARGUMENTS, "training")}
+    return {name: plain(getattr(layer, name, None)) for name in ARGUMENTS}
 
 
-# --- The judge ---------------------------------------------------------------------------------------
-
-
-def convert_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """A nested model and a layer alone first; then unusual arguments; then a layer in three places."""
     features = rng.randint(3, 6)
     settings = {"eps": round(rng.uniform(0.01, 0.1), 3), "momentum": round(rng.uniform(0.2, 0.9), 2)}
-    nested, alone = answer.run(convert_driver, 1, [nested_model, lone_layer], features, settings)[0]
-    yield "found", _kind_fault(nested) or _kind_fault(alone)
-    yield "state", _nothing_new(nested) or _state_fault(nested) or _state_fault(alone)
-    unusual = answer.run(convert_driver, 1, [unusual_model], features, settings)[0][0]
-    yield "facts", _kind_fault(unusual) or _facts_fault(unusual) or _state_fault(unusual) or _output_fault(unusual)
-    tied = answer.run(convert_driver, 1, [tied_model], features, settings)[0][0]
-    yield "tied", _tied_fault(tied) or _output_fault(tied)
+    makers = ({"nested": nested_model, "alone": lone_layer}, {"unusual": unusual_model}, {"tied": tied_model})
+    return [Round(1, [(n, (make, features, settings)) for n, make in some.items()], init=False) for some in makers]
 
 
-def _kind_fault(note: dict) -> Fault | None:
-    if "returned" in note:
-        return Fault("a module", note["returned"], cause="return the module, or its replacement if it is a BatchNorm")
-    for name, kind in note["kinds"].items():
-        if kind == "SyncBatchNorm":
-            continue
-        if not name:
-            cause = "the module given may be a BatchNorm itself; return its replacement"
-        elif kind == "torch's SyncBatchNorm":
-            cause = "torch's own refuses CPU tensors; use SyncBatchNorm of ddp_course.parallel"
-        elif "." in name:
-            cause = "layers stand at any depth; convert the children of the children, too"
-        else:
-            cause = "BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced"
-        return Fault(f"SyncBatchNorm as {_called(name)}", kind, cause=cause)
-    if not note["others"]:
-        return None
-    cause = "this is no BatchNorm; leave every other module as it is"
-    return Fault("the other modules as they were", f"another {_called(note['others'][0])}", cause=cause)
-
-
-def _nothing_new(note: dict) -> Fault | None:
-    return None if "SyncBatchNorm" in note.get("kinds", {}).values() else _kind_fault(note)
-
-
-def _state_fault(note: dict) -> Fault | None:
-    """Look whether parameters and buffers are the same tensors."""
-    if not note.get("moved"):
-        return None
-    name, key = note["moved"][0]
-    cause = (
-        "an optimizer holds the old parameters, so a copy is never trained; new.weight = old.weight keeps the tensor"
-    )
-    if key not in ("weight", "bias"):
-        cause = "a new layer starts with buffers of its own; assign the old ones: new.running_mean = old.running_mean"
-    return Fault(f"the same tensor as {key} of {_called(name)}", "another one", cause=cause)
-
-
-def _facts_fault(note: dict) -> Fault | None:
-    for name, before, after in note["facts"]:
-        for key, value in before.items():
-            if after[key] != value:
-                cause = f"give the new layer {key} of the old one"
-                if key == "training":
-                    cause = "a new layer is in training mode, this one was frozen in eval mode: new.train(old.training)"
-                return Fault(f"{key}={value} in {_called(name)}", f"{key}={after[key]}", cause=cause)
-    return None
-
-
-def _tied_fault(note: dict) -> Fault | None:
-    if fault := _kind_fault(note):
-        cause = (
-            "the same layer stands in several places; named_children and named_modules name it once, and leave the "
-            "other places as they are"
-        )
-        return Fault(fault.expected, fault.found, cause=fault.cause if "returned" in note else cause)
-    if note["objects"] == 1:
-        return _state_fault(note)
-    cause = "one layer became several; remember which replacement belongs to which layer, and use it again"
-    return Fault("one layer in all its places", f"{note['objects']} layers", cause=cause)
-
-
-def _output_fault(note: dict) -> Fault | None:
-    right, found = note["outputs"]
-    if close(found, right, tolerance=1e-4):  # float32, computed by two ways
-        return None
-    return Fault(
-        "the same output as before", "another one", cause="the new layers lack something that the old ones had"
-    )
+# --- What is expected ------------------------------------------------------------------------------
 
 
 def _called(name: str) -> str:
     return f"layer {name!r}" if name else "the module itself"
 
 
-CONVERT = Exercise(
-    "08.4",
-    "Convert a model (stretch)",
-    "convert",
-    20,
-    (
-        Check("found", "every BatchNorm is replaced, and nothing else", 2),
-        Check("state", "parameters and buffers stay the same tensors", 1),
-        Check("facts", "arguments and mode stay, layer by layer", 1),
-        Check("tied", "a layer in several places stays one layer", 1),
-    ),
-    convert_judge,
-    hints=(
-        (
-            r"raised RecursionError",
-            "convert calls itself without end; go down to the children, not to the module itself",
-        ),
-        (
-            r"dictionary (changed size|keys changed) during iteration",
-            "modules are replaced while they are gone through; make a list of them first",
-        ),
-        (r"'NoneType' object has no attribute", "without affine, or without running statistics, these are None"),
-    ),
+def kinds(seen: Seen) -> Fault | None:
+    """Every BatchNorm is replaced, and nothing else."""
+    if seen["returned"]:
+        cause = "return the module, or its replacement if it is a BatchNorm"
+        return Fault("a module", seen["returned"], cause=cause)
+    name, kind = next(((n, kind) for n, kind in seen["kinds"].items() if kind != "SyncBatchNorm"), ("", ""))
+    if kind:
+        cause = "BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced"
+        if not name:
+            cause = "the module given may be a BatchNorm itself; return its replacement"
+        elif kind == "torchSyncBatchNorm":
+            cause = "torch's own refuses CPU tensors; use SyncBatchNorm of ddp_course.parallel"
+        elif "." in name:
+            cause = "layers stand at any depth; convert the children of the children, too"
+        return Fault(f"SyncBatchNorm as {_called(name)}", kind, cause=cause)
+    if not seen["others"]:
+        return None
+    cause = "this is no BatchNorm; leave every other module as it is"
+    return Fault("the other modules as they were", f"another {_called(seen['others'][0])}", cause=cause)
+
+
+def some(seen: Seen) -> Fault | None:
+    """Some layer is replaced, of more than one."""
+    found = seen["kinds"] or {}
+    return None if len(found) == 1 or "SyncBatchNorm" in found.values() else kinds(seen)
+
+
+def state(seen: Seen) -> Fault | None:
+    """Parameters and buffers are the same tensors."""
+    if not seen["moved"]:
+        return None
+    name, key = seen["moved"][0]
+    cause = "a new layer starts with buffers of its own; assign the old ones: new.running_mean = old.running_mean"
+    if key in STATE[:2]:
+        cause = "an optimizer holds the old parameters, so a copy is never trained; new.weight = old.weight keeps them"
+    return Fault(f"the same tensor as {key} of {_called(name)}", "another one", cause=cause)
+
+
+def facts(seen: Seen) -> Fault | None:
+    """Each layer has the arguments, and the mode, of the old one."""
+    wrong = ((n, key, old[key], new[key]) for n, old, new in seen["facts"] for key in old if old[key] != new[key])
+    name, key, right, found = next(wrong, ("", "", 0, 0))
+    cause = f"give the new layer {key} of the old one"
+    if key == "training":
+        cause = "a new layer is in training mode, this one was frozen in eval mode: new.train(old.training)"
+    return Fault(f"{key}={right} in {_called(name)}", f"{key}={found}", cause=cause) if key else None
+
+
+def one_layer(seen: Seen) -> Fault | None:
+    """A layer in three places is replaced by one."""
+    fault = kinds(seen)
+    cause = "one layer became several; remember which replacement belongs to which layer, and use it again"
+    if fault and not seen["returned"]:
+        cause = "the same layer stands in several places; named_children and named_modules name it once, and leave the "
+        return Fault(fault.expected, fault.found, cause=cause + "other places as they are")
+    several = seen["objects"] != 1
+    return fault or (
+        Fault("one layer in all its places", f"{seen['objects']} layers", cause=cause) if several else None
+    )
+
+
+def output(seen: Seen) -> Fault | None:
+    """The model computes what it did before, up to float32's rounding on two ways."""
+    cause = "the new layers lack something that the old ones had"
+    same = close(*seen["outputs"], tolerance=1e-4)
+    return None if same else Fault("the same output as before", "another one", cause=cause)
+
+
+CONVERT = exercise(
+    *("08.4", "Convert a model (stretch)", "convert", 20),
+    act=act,
+    rounds=rounds,
+    checks={
+        "found": ("every BatchNorm is replaced, and nothing else", 2, kinds, "nested alone"),
+        "state": ("parameters and buffers stay the same tensors", 1, all_of(some, state), "nested alone"),
+        "facts": ("arguments and mode stay, layer by layer", 1, all_of(kinds, facts, state, output), "unusual"),
+        "tied": ("a layer in several places stays one layer", 1, all_of(one_layer, state, output), "tied"),
+    },
+    hints={
+        r"raised RecursionError": "convert calls itself without end; go down to the children, not to the module itself",
+        r"dictionary (changed size|keys changed) during iteration": "modules are replaced while they are gone through; "
+        "make a list of them first",
+        r"'NoneType' object has no attribute": "without affine, or without running statistics, these are None",
+    },
 )

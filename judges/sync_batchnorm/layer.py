@@ -1,185 +1,211 @@
 """08.2 `MySyncBatchNorm`: does the layer compute what `nn.BatchNorm` computes on the whole batch, and follow it?
 
-The gradient is left to `backward.py`. Read `rows.py` first, and `layer_guesses.py` for the mistakes.
-Read next: `backward.py`.
+The gradient is left to `backward.py`. Read `rows.py` first. Read next: `backward.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import torch
-from torch import nn
 
-from ddp_course.grading import observe
-from ddp_course.grading.compare import close
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
-from judges.sync_batchnorm.layer_guesses import EPS, MOMENTUM, followed, outputs
-from judges.sync_batchnorm.rows import (
-    batch,
-    difference,
-    guessed,
-    mean_of,
-    talk_faults,
-    talks,
-    unequal,
-    variance_of,
-    wide,
-    wrong_size,
-)
+from ddp_course.grading.compare import flat
+from ddp_course.grading.expect import Expect, all_of, exercise, first_fault, nothing
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.observe import Collectives
+from ddp_course.grading.play import Note, Round, Seen
+from judges.sync_batchnorm.rows import affine, batch, few, mean_of, numbers, unequal, variance_of, wide
 
-STATS = ("running_mean", "running_var")
+EPS, MOMENTUM = 0.3, 0.2  # far from the defaults, so that they cannot be left out
+STATS = {"running_mean": mean_of, "running_var": variance_of}
+Value = tuple[str, torch.Tensor]
 
 
-def layer_driver(
-    rank: int, world_size: int, layer_class: Callable, weight_C: torch.Tensor, bias_C: torch.Tensor, batches: list
-) -> list[dict]:
+@dataclass(frozen=True)
+class Case:
+    """A layer's weight and bias, and the batches of all ranks; the last one is for an evaluation."""
+
+    affine_2C: torch.Tensor
+    batches: list[list[torch.Tensor]]
+
+
+def act(layer_class, case: Case, rank: int, world_size: int) -> Note:
     """Train on all batches but the last, then evaluate on the last; note what the layer returned and kept."""
+    weight_C, bias_C = case.affine_2C
     layer = layer_class(len(weight_C), eps=EPS, momentum=MOMENTUM).double()
-    with torch.no_grad():
-        layer.weight.copy_(weight_C)
-        layer.bias.copy_(bias_C)
-    notes = []
-    for index, parts in enumerate(batches):
-        layer.train(index < len(batches) - 1)
-        x_NC = parts[rank].clone().requires_grad_(layer.training)  # as from a layer below
-        before = _kept(layer)
-        with observe.Collectives() as seen:
-            y_NC = plain(layer(x_NC))
-        graph = [name for name in STATS if getattr(layer, name).requires_grad]
-        notes.append({"y": y_NC, "before": before, **_kept(layer), "graph": graph, "talks": talks(seen.calls)})
-    return notes
+    layer.weight.data.copy_(weight_C)
+    layer.bias.data.copy_(bias_C)
+    note, calls = Note(y=[], graph="", kept=[_kept(layer)]), []
+    for index, parts in enumerate(case.batches, 1):
+        layer.train(index < len(case.batches))
+        with Collectives() as seen:  # the rows are as from a layer below
+            note["y"].append(plain(layer(parts[rank].clone().requires_grad_(layer.training))))
+        calls.append(seen.talks)
+        note["kept"].append(_kept(layer))
+        graphs = (f"{name}.requires_grad is True" for name in STATS if getattr(layer, name).requires_grad)
+        note["graph"] = note["graph"] or next(graphs, "")
+    in_eval = f"{len(calls[-1])} of them" if calls[-1] else ""
+    changed = "" if note["kept"][-2] == note["kept"][-1] else "different ones"
+    return Note(note, sent=calls[-2], in_eval=in_eval, changed=changed, row_bytes=case.batches[-2][rank].nbytes)
 
 
-def _kept(layer: nn.Module) -> dict:
+def _kept(layer: torch.nn.Module) -> dict:
     return {name: plain(getattr(layer, name).detach()) for name in STATS}
 
 
-def layer_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Rows of unequal numbers first, twice, and an evaluation; then images, with other ranks."""
-    world_size = rng.choice((2, 3))
-    channels = rng.randint(4, 6)
-    sizes = [unequal(rng, world_size, least=3), unequal(rng, world_size, least=40), unequal(rng, world_size)]
-    batches = [batch(rng, counts, (channels,)) for counts in sizes]
-    weight_C, bias_C = torch.tensor([[rng.uniform(0.5, 2) for _ in range(channels)] for _ in range(2)]).double()
-    notes = answer.run(layer_driver, world_size, weight_C, bias_C, batches, init=True)
-    model = _Expected(weight_C, bias_C)
-    expected = [model.step(parts) for parts in batches[:-1]]
-    yield "output", _first(_output_fault, batches[:-1], expected, notes)
-    yield "running", _first(_running_fault, batches[:-1], expected, notes)
-    yield "eval", _first(_eval_fault, batches[-1:], expected[-1:], [note[-1:] for note in notes])
-    row_bytes = min(part.numel() * part.element_size() for part in batches[1])
-    what = "a mean, a sum of squares and a count"
-    yield "few", next(talk_faults([note[1] for note in notes], row_bytes, what), None)
+    ranks, channels = rng.choice((2, 3)), rng.randint(4, 6)
+    sizes = [unequal(rng, ranks), unequal(rng, ranks, least=40), unequal(rng, ranks)]
+    rows, both = [batch(rng, counts, (channels,)) for counts in sizes], affine(rng, channels)
     images = [batch(rng, unequal(rng, 2), (channels, 2, 7)) for _ in range(2)]
-    notes = answer.run(layer_driver, 2, weight_C, bias_C, images, init=True)
-    expected = [_Expected(weight_C, bias_C).step(images[0])]
-    fault = _first(_output_fault, images[:1], expected, notes) or _first(_running_fault, images[:1], expected, notes)
-    yield "images", fault or _first(_eval_fault, images[1:], expected, [note[1:] for note in notes])
+    return [Round(ranks, [("rows", Case(both, rows))]), Round(2, [("images", Case(both, images))])]
 
 
-class _Expected:
-    """`nn.BatchNorm` on the whole batch, in one process."""
-
-    def __init__(self, weight_C: torch.Tensor, bias_C: torch.Tensor):
-        self.layer = nn.BatchNorm1d(len(weight_C), eps=EPS, momentum=MOMENTUM).double()
-        self.weight_C, self.bias_C = weight_C, bias_C
-        self.layer._check_input_dim = lambda x: None  # 1d and 2d in one
-
-    def step(self, parts: list[torch.Tensor]) -> dict:
-        """Normalise a batch; return what a rank must find, and the statistics before and after."""
-        before = {name: getattr(self.layer, name).clone() for name in STATS}
-        with torch.no_grad():
-            plain_y = self.layer(torch.cat(parts))
-        y_NC = plain_y * wide(self.weight_C, plain_y) + wide(self.bias_C, plain_y)
-        y = y_NC.split([len(part) for part in parts])
-        after = {name: getattr(self.layer, name).clone() for name in STATS}
-        return {"y": y, "before": before, **after, "weight": self.weight_C, "bias": self.bias_C}
+# --- What is expected ------------------------------------------------------------------------------
 
 
-def _first(fault_of: Callable, batches: list, expected: list[dict], notes: list[list[dict]]) -> Fault | None:
-    for index, (parts, right) in enumerate(zip(batches, expected, strict=True)):
-        faults = (fault_of(parts, rank, right, note[index]) for rank, note in enumerate(notes))
-        if fault := next(filter(None, faults), None):
-            return fault
-    return None
+def running(case: Case, steps: int) -> dict[str, torch.Tensor]:
+    """Return the running statistics after so many steps of one process."""
+    mean_C, var_C = torch.zeros_like(case.affine_2C[0]), torch.ones_like(case.affine_2C[0])
+    for whole in map(torch.cat, case.batches[:steps]):
+        mean_C, var_C = mean_C.lerp(mean_of(whole), MOMENTUM), var_C.lerp(variance_of(whole, 1), MOMENTUM)
+    return {"running_mean": mean_C, "running_var": var_C}
 
 
-def _output_fault(parts: list[torch.Tensor], rank: int, right: dict, note: dict) -> Fault | None:
-    right_y = right["y"][rank]
-    if close(note["y"], right_y):
-        return None
-    cause = wrong_size(note["y"], right_y) or guessed(note["y"], outputs(parts, rank, right))
-    cause = cause or "y = (x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance of all rows"
-    return difference("output", note["y"], right_y, rank, cause)
+def output(seen: Seen, step: int, mean_C: torch.Tensor, scale_C: torch.Tensor, bare: bool = False) -> torch.Tensor:
+    """Return (x - mean) * scale * weight + bias, or less if `bare`, of this rank's rows."""
+    own, (weight_C, bias_C) = seen.case.batches[step][seen.rank], seen.case.affine_2C
+    normal = (own - wide(mean_C, own)) * wide(scale_C, own)
+    return normal if bare else normal * wide(weight_C, own) + wide(bias_C, own)
 
 
-def _running_fault(parts: list[torch.Tensor], rank: int, right: dict, note: dict) -> Fault | None:
-    if note["graph"]:
-        cause = "they carry the graph of the batch from step to step; change them under torch.no_grad()"
-        return Fault("buffers without a gradient", f"{note['graph'][0]}.requires_grad is True", rank, cause)
-    for name, of in zip(STATS, (mean_of, variance_of), strict=True):
-        if not close(note[name], right[name]):
-            guesses = followed(parts, rank, right["before"][name], of)
-            cause = wrong_size(note[name], right[name]) or guessed(note[name], guesses)
-            new = "mean" if of is mean_of else "variance * count / (count - 1)"
-            cause = cause or f"(1 - momentum) * old + momentum * new, where new is the {new} of all ranks' rows"
-            return difference(name, note[name], right[name], rank, cause)
-    return None
+def right_output(seen: Seen, step: int) -> torch.Tensor:
+    whole = torch.cat(seen.case.batches[step])
+    return output(seen, step, mean_of(whole), (variance_of(whole) + EPS).rsqrt())
 
 
-def _eval_fault(parts: list[torch.Tensor], rank: int, right: dict, note: dict) -> Fault | None:
-    """Compare an evaluation with what the layer kept: it changes nothing, and talks to nobody."""
-    own = parts[rank]
-    if note["talks"]["times"]:
-        cause = "other ranks may be training, or done: decide by self.training before anything is sent"
-        return Fault("no collective in eval mode", f"{note['talks']['times']}", rank, cause)
-    if any(note[name] != note["before"][name] for name in STATS):
-        return Fault("the same running statistics after it", "others", rank, "only training changes them")
-    # By what this layer itself kept: a fault in the following is told by the check before.
-    mean_C, var_C = (torch.tensor(note["before"][name], dtype=torch.float64) for name in STATS)
-    right_y = _normalised(own, mean_C, var_C, right)
-    if close(note["y"], right_y):
-        return None
-    cause = wrong_size(note["y"], right_y) or "in eval mode, normalise by running_mean and running_var + eps"
-    if close(note["y"], _normalised(own, mean_of(own), variance_of(own), right)):
-        cause = "the batch's statistics are used; in eval mode take running_mean and running_var"
-    return difference("output", note["y"], right_y, rank, cause)
+def output_slips(seen: Seen, step: int) -> Iterator[Value]:
+    parts, own = seen.case.batches[step], seen.case.batches[step][seen.rank]
+    whole = torch.cat(parts)
+    mean_C, var_C, loose_C = mean_of(whole), variance_of(whole), variance_of(whole, 1)
+    means, variances = (torch.stack([of(part) for part in parts]).mean(0) for of in (mean_of, variance_of))
+    unbiased = "normalise by the variance divided by count; count - 1 is for the running variance alone"
+    of_own = "the statistics are those of this rank's rows; take those of all ranks' rows"
+    of_means = "the ranks' means, or variances, are averaged; weigh by rows, and add the distances of the means"
+    of_running = "training normalises by the batch; the running statistics are for eval mode"
+    ways = [  # mistake, mean, variance + eps
+        (of_own, mean_of(own), variance_of(own) + EPS),
+        (of_own, mean_of(own), variance_of(own, 1) + EPS),
+        (unbiased, mean_C, loose_C + EPS),
+        (of_means, means, variances + EPS),
+        (of_means, mean_C, variances + EPS),
+        ("eps is missing: add self.eps to the variance", mean_C, var_C),
+        ("eps belongs to the variance, before the root is taken", mean_C, (var_C.sqrt() + EPS).square()),
+        ("eps is not always 1e-5; take self.eps", mean_C, var_C + 1e-5),
+        ("divide by the standard deviation, the root of variance + eps", mean_C, (var_C + EPS).square()),
+    ]
+    for stats in (running(seen.case, step), running(seen.case, step + 1)):
+        ways.append((of_running, stats["running_mean"], stats["running_var"] + EPS))
+    bare = output(seen, step, mean_C, (var_C + EPS).rsqrt(), bare=True)
+    yield "weight and bias are missing: y * weight + bias", bare
+    yield from ((cause, output(seen, step, mean_C, var_C.rsqrt())) for cause, mean_C, var_C in ways)
 
 
-def _normalised(x_NC: torch.Tensor, mean_C: torch.Tensor, var_C: torch.Tensor, right: dict) -> torch.Tensor:
-    y_NC = (x_NC - wide(mean_C, x_NC)) / wide((var_C + EPS).sqrt(), x_NC)
-    return y_NC * wide(right["weight"], x_NC) + wide(right["bias"], x_NC)
+def running_slips(seen: Seen, step: int, name: str) -> Iterator[Value]:
+    whole, own, of = torch.cat(seen.case.batches[step]), seen.case.batches[step][seen.rank], STATS[name]
+    before, right = running(seen.case, step)[name], mean_of(whole)
+    own_rows = "it follows this rank's rows; take the statistics of all rows"
+    if of is variance_of:
+        right = variance_of(whole, 1)
+    yield "it stayed what it was; move it towards the batch's in each training step, in place or not", before
+    share = "momentum is the share of the new: 1 - momentum of the old stays"
+    yield share, before.lerp(right, 1 - MOMENTUM)
+    yield "it was replaced; momentum says how far to move", right
+    yield "the old value must shrink: (1 - momentum) * old + momentum * new", before + MOMENTUM * right
+    yield "momentum is not always 0.1; take self.momentum", before.lerp(right, 0.1)
+    yield own_rows, before.lerp(of(own), MOMENTUM)
+    if of is mean_of:
+        return
+    biased, count = variance_of(whole), whole.numel() / whole.shape[1]
+    yield "the running variance takes the batch's times count / (count - 1)", before.lerp(biased, MOMENTUM)
+    pixels = ", and pixels" if count > len(whole) else ""
+    of_own = "this rank's rows"
+    for n, counted in ((own.numel() / own.shape[1], of_own), (len(own), of_own), (len(whole), "rows alone")):
+        words = f"count / (count - 1) is of {counted}; the count is that of all ranks' rows{pixels}"
+        yield words, before.lerp(biased * n / (n - 1), MOMENTUM)
+    yield own_rows, before.lerp(variance_of(own, 1), MOMENTUM)
+    yield "count / (count - 1) is applied twice", before.lerp(right * count / (count - 1), MOMENTUM)
 
 
-LAYER = Exercise(
-    "08.2",
-    "A layer that agrees",
-    "MySyncBatchNorm",
-    25,
-    (
-        Check("output", "in training, the output is that of the whole batch", 2),
-        Check("running", "the running statistics follow the whole batch", 2),
-        Check("eval", "in eval mode they are used, and nobody talks", 1),
-        Check("few", "a few numbers travel, and no rows", 1),
-        Check("images", "so it is for images", 1),
-    ),
-    layer_judge,
-    hints=(
-        (
-            r"never entered|disagree about collective|waited in",
-            "in training every rank must call the same collectives, whatever its rows are",
-        ),
-        (
-            r"must match the size of tensor|not broadcastable|shape .* is invalid for input",
-            "a value per channel, (C,), must be viewed as (1, C, 1, 1) to fit images",
-        ),
-    ),
+def output_of(step: int) -> Expect:
+    formula = "y = (x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance of all rows"
+    right, slips = partial(right_output, step=step), partial(output_slips, step=step)
+    return numbers("output", right, slips, formula, lambda seen: seen["y"][step])
+
+
+def running_of(step: int, name: str, new: str) -> Expect:
+    formula = f"(1 - momentum) * old + momentum * new, where new is the {new} of all ranks' rows"
+    slips = partial(running_slips, step=step, name=name)
+    after = {"right": lambda seen: running(seen.case, step + 1)[name], "of": lambda seen: seen["kept"][step + 1][name]}
+    return numbers(name, slips=slips, otherwise=formula, **after)
+
+
+def in_training(expect_of: Callable[[int], Expect]) -> Expect:
+    """Expect it in each training step, counted from 0."""
+    return lambda seen: first_fault(expect_of(step)(seen) for step in range(len(seen.case.batches) - 1))
+
+
+def by_kept(seen: Seen) -> torch.Tensor:
+    """Return the output in eval mode by what this layer itself kept: a fault in that is told by another check."""
+    mean_C, var_C = (torch.tensor(flat(seen["kept"][-2][name]), dtype=torch.float64) for name in STATS)
+    return output(seen, -1, mean_C, (var_C + EPS).rsqrt())
+
+
+def by_batch(seen: Seen) -> Iterator[Value]:
+    own = seen.case.batches[-1][seen.rank]
+    cause = "the batch's statistics are used; in eval mode take running_mean and running_var"
+    yield cause, output(seen, -1, mean_of(own), (variance_of(own) + EPS).rsqrt())
+
+
+silent = nothing(
+    *("in_eval", "no collective in eval mode"),
+    "other ranks may be training, or done: decide by self.training before anything is sent",
+)
+fixed = nothing("changed", "the same running statistics after it", "only training changes them")
+use_kept = "in eval mode, normalise by running_mean and running_var + eps"
+no_graph = nothing(
+    *("graph", "buffers without a gradient"),
+    "they carry the graph of the batch from step to step; change them under torch.no_grad()",
+)
+outputs = in_training(output_of)
+means = in_training(partial(running_of, name="running_mean", new="mean"))
+variances = in_training(partial(running_of, name="running_var", new="variance * count / (count - 1)"))
+followed = all_of(no_graph, means, variances)
+evaluated = all_of(silent, fixed, numbers("output", by_kept, by_batch, use_kept, lambda seen: seen["y"][-1]))
+
+LAYER = exercise(
+    *("08.2", "A layer that agrees", "MySyncBatchNorm", 25),
+    act=act,
+    rounds=rounds,
+    checks={
+        "output": ("in training, the output is that of the whole batch", 2, outputs, "rows"),
+        "running": ("the running statistics follow the whole batch", 2, followed, "rows"),
+        "eval": ("in eval mode they are used, and nobody talks", 1, evaluated, "rows"),
+        "few": ("a few numbers travel, and no rows", 1, few("a mean, a sum of squares and a count"), "rows"),
+        "images": ("so it is for images", 1, all_of(outputs, followed, evaluated), "images"),
+    },
+    hints={
+        r"never entered|disagree about collective|waited in": "in training every rank must call the same collectives, "
+        "whatever its rows are",
+        r"must match the size of tensor|not broadcastable|shape .* is invalid for input": "a value per channel, (C,), "
+        "must be viewed as (1, C, 1, 1) to fit images",
+    },
     refused=(
-        "torch.nn.SyncBatchNorm",
-        "ddp_course.parallel.syncbn.SyncBatchNorm",
+        *("torch.nn.SyncBatchNorm", "ddp_course.parallel.syncbn.SyncBatchNorm"),
         "ddp_course.parallel.syncbn._wide",  # called by the heart of the course's own
     ),
 )

@@ -1,7 +1,6 @@
-"""Which rows do the ranks get, how do they travel, and what is the mistake that made these numbers of them?
+"""Which rows do the ranks get, and what is expected of numbers that stand for the channels of all of them?
 
-A batch is made in the judge and cut into one part for each rank. Guesses are pairs: the numbers that a mistake leaves
-behind, and the sentence that names it.
+A case holds one part of a batch for each rank. Of a rank the notes have "sent", its collectives, and "row_bytes".
 
 Shapes: N rows, C channels; x_NC stands for (N, C) or (N, C, H, W).
 Read next: `statistics.py`, the first exercise.
@@ -9,18 +8,22 @@ Read next: `statistics.py`, the first exercise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import torch
 
-from ddp_course.grading.compare import close, flat, short
+from ddp_course.grading.compare import flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.observe import MESSAGES, Call
+from ddp_course.grading.expect import Expect, Slips, equals
+from ddp_course.grading.observe import MESSAGES
+from ddp_course.grading.play import Seen
 
-Guess = tuple[Any, str]
-MOST_TALKS = 4  # gathering objects takes two
+NOT_A_NUMBER = (
+    "nan: the mean of no rows is nan, the variance of one row divided by its count - 1 too, and nan times 0 stays nan; "
+    "let a rank without rows send zeros, and divide by the count"
+)
 
 
 def batch(rng: Random, sizes: list[int], shape: tuple[int, ...], offset: float = 0.0) -> list[torch.Tensor]:
@@ -53,73 +56,60 @@ def unequal(rng: Random, world_size: int, least: int = 3) -> list[int]:
     return sizes
 
 
+def affine(rng: Random, channels: int) -> torch.Tensor:
+    """Return a weight and a bias, (2, C)."""
+    return torch.tensor([[rng.uniform(0.5, 2) for _ in range(channels)] for _ in range(2)], dtype=torch.float64)
+
+
 def wide(value_C: torch.Tensor, x_NC: torch.Tensor) -> torch.Tensor:
     """View a value per channel so that it fits the rows."""
     return value_C.view(1, -1, *[1] * (x_NC.dim() - 2))
 
 
-def dims_of(x_NC: torch.Tensor) -> list[int]:
-    """Return all dimensions but that of the channels."""
-    return [dim for dim in range(x_NC.dim()) if dim != 1]
-
-
 def mean_of(x_NC: torch.Tensor) -> torch.Tensor:
     """Return the mean of each channel."""
-    return x_NC.mean(dims_of(x_NC))
+    return x_NC.double().movedim(1, -1).flatten(0, -2).mean(0)
 
 
 def variance_of(x_NC: torch.Tensor, correction: int = 0) -> torch.Tensor:
     """Return the variance of each channel, divided by the count - `correction`."""
-    squares_C = (x_NC - wide(mean_of(x_NC), x_NC)).square().sum(dims_of(x_NC))
-    return squares_C / (x_NC.numel() // x_NC.shape[1] - correction)  # torch.var would warn of a single row
+    rows_NC = x_NC.double().movedim(1, -1).flatten(0, -2)  # torch.var would warn of a single row
+    return (rows_NC - rows_NC.mean(0)).square().sum(0) / (len(rows_NC) - correction)
 
 
-def guessed(found: Any, guesses: Iterable[Guess], tolerance: float = 1e-6) -> str:
-    """Return the sentence of the first guess that made these numbers, or nothing."""
-    return next((cause for numbers, cause in guesses if close(found, numbers, tolerance)), "")
+def numbers(
+    name: str, right: Callable[[Seen], torch.Tensor], slips: Slips, otherwise: str, of: Any, tolerance: float = 1e-6
+) -> Expect:
+    """Expect the reference's numbers, as `equals`; say so where they are more or fewer, or none."""
+
+    def why(seen: Seen, found: Any) -> str:
+        ours, belong = flat(found), right(seen).numel()
+        if ours is None:
+            return f"return a tensor as {name}"
+        if len(ours) != belong:
+            return f"there are {len(ours)} numbers, where {belong} belong: mind which dimension is summed over"
+        return NOT_A_NUMBER if any(number != number for number in ours) else otherwise
+
+    plainly = {"of": of, "tolerance": tolerance, "shown": lambda found: found if flat(found) is None else flat(found)}
+    return equals(name, right, slips, why, **plainly)
 
 
-def difference(name: str, found: Any, expected: torch.Tensor, rank: int, cause: str) -> Fault:
-    """Return the fault of numbers that are not the expected ones; shows the first few of both."""
-    numbers = flat(found)
-    shown = short(numbers) if numbers is not None else short(found)
-    return Fault(f"{name} {short(flat(expected))}", f"{name} {shown}", rank, cause)
+def few(what: str, most: int = 4) -> Expect:
+    """Expect that `what` travels, and no rows, in so many collectives; gathering objects takes two."""
 
-
-def wrong_size(found: Any, expected: torch.Tensor) -> str:
-    """Say so when there are more or fewer numbers than expected."""
-    numbers = flat(found)
-    if numbers is None:
-        return "return tensors"
-    if len(numbers) != expected.numel():
-        return f"there are {len(numbers)} numbers, where {expected.numel()} belong: mind which dimension is summed over"
-    return ""
-
-
-def talks(calls: list[Call]) -> dict:
-    """Return how often the ranks talked, and how many bytes this rank gave."""
-    counted = [call for call in calls if call.op not in ("barrier", *MESSAGES)]
-    return {"times": len(counted), "bytes": sum(call.n_bytes for call in calls)}
-
-
-def talk_faults(notes: list[dict], row_bytes: int, what: str, most: int = MOST_TALKS) -> Iterator[Fault]:
-    """Find ranks that talked too often, not at all, or sent rows around.
-
-    Args:
-        notes: of each rank, with "talks".
-        row_bytes: of one rank's rows.
-        what: the numbers that may travel, in words.
-        most: collectives in one call.
-    """
-    for rank, note in enumerate(notes):
-        times, n_bytes = note["talks"]["times"], note["talks"]["bytes"]
+    def expect(seen: Seen) -> Fault | None:
+        times, n_bytes = sum(call.op not in MESSAGES for call in seen["sent"]), sum(c.n_bytes for c in seen["sent"])
+        rows = min(note["row_bytes"] for note in seen.everyone)
+        expected, found = f"{what} for each channel, and no rows", f"{n_bytes} bytes, where the rows have {rows}"
         if not n_bytes:
             cause = f"the ranks never talked here; {what} of all ranks make the result"
-            yield Fault(f"{what} for each channel", "nothing was sent", rank, cause)
-        elif n_bytes > row_bytes // 4:
-            found = f"{n_bytes} bytes, where the rows themselves have {row_bytes}"
+        elif n_bytes > rows // 4:
             cause = f"the rows travel; let each rank form {what} of its own rows, and send only these"
-            yield Fault(f"{what} for each channel, and no rows", found, rank, cause)
         elif times > most:
+            expected, found = f"at most {most} collectives", f"{times} collectives"
             cause = "one collective for each channel or number; stack them into one tensor, and send it at once"
-            yield Fault(f"at most {most} collectives", f"{times} collectives", rank, cause)
+        else:
+            return None
+        return Fault(expected, found, seen.rank, cause)
+
+    return expect

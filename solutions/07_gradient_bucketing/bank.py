@@ -11,8 +11,28 @@ from collections import defaultdict
 from contextlib import ExitStack, nullcontext
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 """
+
+
+def but(source: str, *edits: str) -> str:
+    """Return an answer with edits: each first text, which must be there, becomes the second."""
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def right(exercise: str, way: str, source: str, *edits: str) -> Right:
+    """Return an entry of which the answer is `source` with edits."""
+    return Right(exercise, way, but(source, *edits))
+
+
+def wrong(exercise: str, mistake: str, fails: str, hint: str, source: str, *edits: str, limit_s: float = 10.0) -> Wrong:
+    """Return an entry; the checks that fail are separated by spaces, and the answer is `source` with edits."""
+    return Wrong(exercise, mistake, but(source, *edits), fails if fails == ALL else tuple(fails.split()), hint, limit_s)
+
 
 # --- 07.1 ------------------------------------------------------------------------------------------
 
@@ -244,7 +264,10 @@ class OverlappedDDP(nn.Module):
         self.ready, self.futures, self.sent = set(), [], 0
 """
 
-OVERLAP_COUNTER = OVERLAP.replace("missing = set(parameters)", "missing = [len(parameters)]").replace(
+OVERLAP_COUNTER = but(
+    OVERLAP,
+    "missing = set(parameters)",
+    "missing = [len(parameters)]",
     """        missing.discard(parameter)
         if not missing:
             missing.update(parameters)
@@ -279,14 +302,16 @@ class OverlappedDDP(nn.Module):
                 p.grad.copy_(piece.view_as(p))
 """
 
-OVERLAP_FROM_FRONT = OVERLAP_FUTURES.replace("list(module.parameters())[::-1]", "module.parameters()")
+OVERLAP_FROM_FRONT = but(OVERLAP_FUTURES, "list(module.parameters())[::-1]", "module.parameters()")
 
-OVERLAP_LAZY = OVERLAP_FUTURES.replace(
+OVERLAP_LAZY = but(
+    OVERLAP_FUTURES,
     "        while self.sent",
     "        if len(self.ready) < sum(map(len, self.plan)):\n            return\n        while self.sent",
 )
 
-OVERLAP_OLD_FLAT = OVERLAP.replace(
+OVERLAP_OLD_FLAT = but(
+    OVERLAP,
     "            flat = torch.cat([each.grad.flatten() for each in parameters])",
     """            if not hasattr(self, "flats"):
                 self.flats = {}
@@ -295,13 +320,15 @@ OVERLAP_OLD_FLAT = OVERLAP.replace(
             flat = self.flats[parameters[0]]""",
 )
 
-OVERLAP_BUSY = OVERLAP.replace(
+OVERLAP_BUSY = but(
+    OVERLAP,
     "            work.wait()",
     """            while not flat.isnan().all():
                 pass""",
 )
 
-OVERLAP_SWALLOWING = OVERLAP.replace(
+OVERLAP_SWALLOWING = but(
+    OVERLAP,
     "        missing.discard(parameter)",
     """        try:
             self.send(parameter, parameters, missing)
@@ -310,9 +337,12 @@ OVERLAP_SWALLOWING = OVERLAP.replace(
 
     def send(self, parameter, parameters, missing):
         missing.discard(parameter)""",
-).replace("async_op=True", "asynchronous=True")
+    "async_op=True",
+    "asynchronous=True",
+)
 
-OVERLAP_WAITS_IN_HOOK = OVERLAP.replace(
+OVERLAP_WAITS_IN_HOOK = but(
+    OVERLAP,
     "            self.works.append((dist.all_reduce(flat, async_op=True),",
     """            work = dist.all_reduce(flat, async_op=True)
             work.wait()
@@ -506,428 +536,166 @@ def half_hook(state, bucket):
 """
 
 RIGHT = [
-    Right("07.1", "each dtype by itself, tuples", PLAN_BY_DTYPE),
-    Right("07.1", "numbered buckets in a dictionary, which keeps the order", PLAN_NUMBERED),
-    Right("07.2", "hooks before accumulation, one tensor for good, backward waits by itself", OVERLAP_SELF_WAITING),
-    Right("07.2", "a stricter cap, launched in order, futures", OVERLAP_FUTURES),
-    Right(
-        "07.2",
-        "a counter that is reset",
-        OVERLAP_COUNTER.replace("== 0:", "== 0:\n            missing[0] = len(parameters)"),
-    ),
-    Right("07.3", "nullcontext, divided at the end", ACCUMULATE_CONTEXTS),
-    Right("07.3", "the switch behind no_sync, put back", ACCUMULATE_BY_SWITCH),
-    Right("07.3", "a weight given to backward", ACCUMULATE_GRADIENT),
-    Right("07.4", "waits in the hook, keeps the loss undivided, by index and size", HALF_WAITING),
-    Right("07.4", "keeps the loss by parameter", HALF_BY_PARAMETER),
-    Right(
-        "07.4",
-        "float16 comes back, which DDP casts",
-        HALF.replace("lambda future: sent.float()", "lambda future: sent"),
-    ),
-]
+    right("07.1", "each dtype by itself, tuples", PLAN_BY_DTYPE),
+    right("07.1", "numbered buckets in a dictionary, which keeps the order", PLAN_NUMBERED),
+    right("07.2", "hooks before accumulation, one tensor for good, backward waits by itself", OVERLAP_SELF_WAITING),
+    right("07.2", "a stricter cap, launched in order, futures", OVERLAP_FUTURES),
+    right("07.2", "a counter that is reset", OVERLAP_COUNTER, "== 0:",
+          "== 0:\n            missing[0] = len(parameters)"),
+    right("07.2", "all_gather_into_tensor", OVERLAP, "dist.all_reduce(flat, async_op=True), flat",
+          "dist.all_gather_into_tensor(parts, flat, async_op=True), parts", "            self.works",
+          "            parts = flat.new_empty(dist.get_world_size() * len(flat))\n            self.works",
+          "flat.split(", "flat.view(dist.get_world_size(), -1).sum(0).split("),
+    right("07.2", "functional collectives", OVERLAP, "dist.all_reduce(flat, async_op=True), flat",
+          'None, functional.all_reduce(flat, "sum", dist.group.WORLD)', "work.wait()",
+          "flat = functional.wait_tensor(flat)"),
+    right("07.2", "coalesced calls", OVERLAP, "            self.works.append((dist.all_reduce(flat, async_op=True),",
+          "            with dist._coalescing_manager(async_ops=True) as work:\n"
+          "                for piece in flat.chunk(2):\n                    dist.all_reduce(piece)\n"
+          "            self.works.append((work,"),
+    right("07.3", "nullcontext, divided at the end", ACCUMULATE_CONTEXTS),
+    right("07.3", "the switch behind no_sync, put back", ACCUMULATE_BY_SWITCH),
+    right("07.3", "a weight given to backward", ACCUMULATE_GRADIENT),
+    right("07.4", "waits in the hook, keeps the loss undivided, by index and size", HALF_WAITING),
+    right("07.4", "keeps the loss by parameter", HALF_BY_PARAMETER),
+    right("07.4", "float16 comes back, which DDP casts", HALF, "lambda future: sent.float()", "lambda future: sent"),
+    right("07.4", "all_gather_into_tensor, added up by hand", HALF, "dist.all_reduce(sent, async_op",
+          "dist.all_gather_into_tensor(parts, sent, async_op", "    work =",
+          "    parts = sent.new_empty(dist.get_world_size() * len(sent))\n    work =", "sent.float())\n",
+          "parts.view(-1, len(sent)).float().sum(0))\n"),
+    right("07.4", "functional collectives", HALF, "    work = dist.all_reduce(sent, async_op=True)\n"
+          "    return work.get_future().then(lambda future: sent.float())", "    done = torch.futures.Future()\n"
+          '    total = functional.all_reduce(sent, "sum", dist.group.WORLD)\n'
+          "    done.set_result(functional.wait_tensor(total).float())\n    return done"),
+    right("07.4", "coalesced calls", HALF, "    work = dist.all_reduce(sent, async_op=True)\n"
+          "    return work.get_future().then(lambda future: sent.float())", "    with dist._coalescing_manager():\n"
+          "        for piece in sent.chunk(2):\n            dist.all_reduce(piece)\n"
+          "    done = torch.futures.Future()\n    done.set_result(sent.float())\n    return done"),
+]  # fmt: skip
 
 WRONG = [
     # 07.1
-    Wrong(
-        "07.1",
-        "in the order of the model",
-        PLAN.replace("reversed(range(len(sizes)))", "range(len(sizes))").replace(", reverse=True", ""),
-        ("order", "dtypes"),
-        "this is the order of the model",
-    ),
-    Wrong(
-        "07.1",
-        "planned forwards, then reversed",
-        PLAN.replace("reversed(range(len(sizes)))", "range(len(sizes))").replace(
-            "plan = closed + list(opened.values())",
-            "plan = [bucket[::-1] for bucket in closed + list(opened.values())]",
-        ),
-        ("cap", "dtypes"),
-        "the left-over is in the first bucket",
-    ),
-    Wrong(
-        "07.1",
-        "indices rise inside a bucket",
-        PLAN.replace(
-            "plan = closed + list(opened.values())", "plan = [sorted(b) for b in closed + list(opened.values())]"
-        ),
-        ("order", "dtypes"),
-        "the indices inside a bucket are not",
-    ),
-    Wrong(
-        "07.1",
-        "never over the cap",
-        PLAN_NEVER_OVER,
-        ("cap", "first", "dtypes"),
-        "the gradient that fills it belongs to it",
-    ),
-    Wrong(
-        "07.1",
-        "closes when it is over the cap",
-        PLAN.replace(">= caps", "> caps"),
-        ("cap",),
-        "when its size is at least the cap",
-    ),
-    Wrong(
-        "07.1",
-        "the left-over is lost",
-        PLAN.replace("closed + list(opened.values())", "closed"),
-        ("once", "dtypes"),
-        "still open at the end belongs to the plan",
-    ),
-    Wrong("07.1", "an empty bucket at the end", PLAN_EMPTY_LAST, ("once",), "there is an empty bucket"),
-    Wrong(
-        "07.1",
-        "one cap for all",
-        PLAN.replace("caps.get(dtype, first_cap_bytes)", "cap_bytes"),
-        ("first", "dtypes"),
-        "first_cap_bytes is not used",
-    ),
-    Wrong(
-        "07.1",
-        "the first cap for all",
-        PLAN.replace("caps.get(dtype, first_cap_bytes)", "first_cap_bytes"),
-        ("first", "dtypes"),
-        "all others close at cap_bytes",
-    ),
-    Wrong(
-        "07.1",
-        "a small first bucket for one dtype only",
-        PLAN.replace("caps[dtype] = cap_bytes", "first_cap_bytes = cap_bytes"),
-        ("dtypes",),
-        "each dtype has a small first bucket",
-    ),
-    Wrong(
-        "07.1",
-        "dtypes are mixed",
-        PLAN.replace("dtype = dtypes[index]", "dtype = 0"),
-        ("dtypes",),
-        "float16 and float32 share one",
-    ),
-    Wrong(
-        "07.1", "a change of dtype closes the bucket", PLAN_ONE_OPEN, ("dtypes",), "keep one open bucket for each dtype"
-    ),
-    Wrong(
-        "07.1",
-        "in the order of closing",
-        PLAN.replace("sorted(plan, key=lambda bucket: bucket[0], reverse=True)", "plan"),
-        ("dtypes",),
-        "sort them by their first gradient",
-    ),
-    Wrong(
-        "07.1",
-        "the example of the text, hard-coded",
-        "def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):\n    return [[4], [3, 2], [1, 0]]\n",
-        ALL,
-        "is in no bucket",
-    ),
-    Wrong("07.1", "the course's own", PLAN_FROM_COURSE, ALL, "this exercise is to write"),
-    Wrong("07.1", "torch's own", PLAN_FROM_TORCH, ALL, "this exercise is to write"),
-    Wrong(
-        "07.1",
-        "no look at an empty model",
-        PLAN.replace("    closed,", "    largest = max(sizes)\n    closed,"),
-        ALL,
-        "a model without parameters",
-    ),
-    Wrong(
-        "07.1",
-        "endless loop",
-        PLAN_BY_DTYPE.replace("            count += 1\n", ""),
-        ALL,
-        "an endless loop",
-        limit_s=1.0,
-    ),
+    wrong("07.1", "in the order of the model", "order dtypes", "this is the order of the model", PLAN,
+          "reversed(range(len(sizes)))", "range(len(sizes))", ", reverse=True", ""),
+    wrong("07.1", "planned forwards, then reversed", "cap dtypes", "the left-over is in the first bucket", PLAN,
+          "reversed(range(len(sizes)))", "range(len(sizes))", "plan = closed + list(opened.values())",
+          "plan = [bucket[::-1] for bucket in closed + list(opened.values())]"),
+    wrong("07.1", "indices rise inside a bucket", "order dtypes", "the indices inside a bucket are not", PLAN,
+          "plan = closed + list(opened.values())", "plan = [sorted(b) for b in closed + list(opened.values())]"),
+    wrong("07.1", "never over the cap", "cap first dtypes", "the gradient that fills it belongs to it",
+          PLAN_NEVER_OVER),
+    wrong("07.1", "closes when it is over the cap", "cap", "when its size is at least the cap", PLAN, ">= caps",
+          "> caps"),
+    wrong("07.1", "the left-over is lost", "once dtypes", "still open at the end belongs to the plan", PLAN,
+          "closed + list(opened.values())", "closed"),
+    wrong("07.1", "an empty bucket at the end", "once", "there is an empty bucket", PLAN_EMPTY_LAST),
+    wrong("07.1", "one cap for all", "first dtypes", "first_cap_bytes is not used", PLAN,
+          "caps.get(dtype, first_cap_bytes)", "cap_bytes"),
+    wrong("07.1", "the first cap for all", "first dtypes", "all others close at cap_bytes", PLAN,
+          "caps.get(dtype, first_cap_bytes)", "first_cap_bytes"),
+    wrong("07.1", "a small first bucket for one dtype only", "dtypes", "each dtype has a small first bucket", PLAN,
+          "caps[dtype] = cap_bytes", "first_cap_bytes = cap_bytes"),
+    wrong("07.1", "dtypes are mixed", "dtypes", "float16 and float32 share one", PLAN, "dtype = dtypes[index]",
+          "dtype = 0"),
+    wrong("07.1", "a change of dtype closes the bucket", "dtypes", "keep one open bucket for each dtype",
+          PLAN_ONE_OPEN),
+    wrong("07.1", "in the order of closing", "dtypes", "sort them by their first gradient", PLAN,
+          "sorted(plan, key=lambda bucket: bucket[0], reverse=True)", "plan"),
+    wrong("07.1", "the example of the text, hard-coded", ALL, "is in no bucket",
+          "def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):\n    return [[4], [3, 2], [1, 0]]\n"),
+    wrong("07.1", "the course's own", ALL, "this exercise is to write", PLAN_FROM_COURSE),
+    wrong("07.1", "torch's own", ALL, "this exercise is to write", PLAN_FROM_TORCH),
+    wrong("07.1", "no look at an empty model", ALL, "a model without parameters", PLAN, "    closed,",
+          "    largest = max(sizes)\n    closed,"),
+    wrong("07.1", "endless loop", ALL, "an endless loop", PLAN_BY_DTYPE, "            count += 1\n", "", limit_s=1.0),
     # 07.2
-    Wrong("07.2", "after backward", OVERLAP_LATER, ("overlap", "async"), "all collectives start after backward"),
-    Wrong(
-        "07.2",
-        "blocking all_reduce in the hook",
-        OVERLAP.replace("dist.all_reduce(flat, async_op=True)", "dist.all_reduce(flat)").replace(
-            "            work.wait()\n", ""
-        ),
-        ("async",),
-        "give the collective async_op=True",
-    ),
-    Wrong(
-        "07.2",
-        "waits in the hook",
-        OVERLAP_WAITS_IN_HOOK,
-        ("async",),
-        "call wait() in finish_gradient_sync",
-    ),
-    Wrong(
-        "07.2",
-        "one all_reduce for each parameter",
-        OVERLAP.replace("plan_buckets(named, cap_bytes, first_cap_bytes=cap_bytes)", "plan_buckets(named, 1, 1)"),
-        ("buckets",),
-        "one collective for each parameter",
-    ),
-    Wrong(
-        "07.2",
-        "one bucket for all",
-        OVERLAP.replace(
-            "plan_buckets(named, cap_bytes, first_cap_bytes=cap_bytes)", "plan_buckets(named, first_cap_bytes=2**25)"
-        ),
-        ("buckets", "overlap"),
-        "close it when it has reached cap_bytes",
-    ),
-    Wrong("07.2", "planned from the front", OVERLAP_FROM_FRONT, ("overlap",), "go through the parameters in reverse"),
-    Wrong(
-        "07.2",
-        "all buckets when the last gradient is there",
-        OVERLAP_LAZY,
-        ("overlap",),
-        "the buckets wait for the first layer",
-    ),
-    Wrong(
-        "07.2",
-        "sum in place of the mean",
-        OVERLAP.replace("            flat.div_(dist.get_world_size())\n", ""),
-        ("gradients", "steps"),
-        "gradients are summed over the ranks, not averaged",
-    ),
-    Wrong(
-        "07.2",
-        "two ranks, always",
-        OVERLAP.replace("dist.get_world_size()", "2"),
-        ("gradients", "steps"),
-        "times the mean",
-    ),
-    Wrong(
-        "07.2",
-        "never waits",
-        OVERLAP.replace("            work.wait()\n", ""),
-        ("gradients", "steps", "wait"),
-        "call wait() on every one of them",
-    ),
-    Wrong(
-        "07.2",
-        "not copied back",
-        OVERLAP.replace("parameter.grad.copy_(piece.view_as(parameter))", "piece.view_as(parameter)"),
-        ("gradients", "steps"),
-        "copy the averages from the bucket back",
-    ),
-    Wrong(
-        "07.2",
-        "copied back in another order",
-        OVERLAP.replace(
-            "zip(parameters, pieces, strict=True)",
-            "zip(parameters, flat.flip(0).split([p.numel() for p in parameters]))",
-        ),
-        ("gradients", "steps"),
-        "their places are not",
-    ),
-    Wrong(
-        "07.2",
-        "the counter is not reset",
-        OVERLAP_COUNTER,
-        ("steps", "buckets", "overlap"),
-        "must wait for all its gradients again",
-    ),
-    Wrong(
-        "07.2",
-        "the set of missing ones stays empty",
-        OVERLAP.replace("            missing.update(parameters)\n", ""),
-        ALL,
-        "count those that are missing",
-    ),
-    Wrong(
-        "07.2",
-        "the flat tensor of the first step",
-        OVERLAP_OLD_FLAT,
-        ("steps",),
-        "build the flat tensor anew",
-    ),
-    Wrong(
-        "07.2",
-        "the last rank does not send",
-        OVERLAP.replace(
-            "        if not missing:", "        if not missing and dist.get_rank() < dist.get_world_size() - 1:"
-        ),
-        ALL,
-        "wait in a collective that another one skips",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "07.2",
-        "os._exit after the first backward",
-        OVERLAP.replace("        self.works.clear()", "        os._exit(0)"),
-        ALL,
-        "the function ends its process",
-    ),
-    Wrong(
-        "07.2",
-        "endless loop",
-        OVERLAP_BUSY,
-        ALL,
-        "an endless loop",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "07.2",
-        "swallows every error",
-        OVERLAP_SWALLOWING,
-        ALL,
-        "the hooks launch no collective",
-    ),
-    Wrong("07.2", "torch's own", OVERLAP_TORCHS, ALL, "this exercise is to write"),
-    Wrong("07.2", "the course's own", OVERLAP_COURSES, ALL, "this exercise is to write"),
+    wrong("07.2", "after backward", "overlap async", "all collectives start after backward", OVERLAP_LATER),
+    wrong("07.2", "blocking all_reduce in the hook", "async", "give the collective async_op=True", OVERLAP,
+          "dist.all_reduce(flat, async_op=True)", "dist.all_reduce(flat)", "            work.wait()\n", ""),
+    wrong("07.2", "waits in the hook", "async", "call wait() in finish_gradient_sync", OVERLAP_WAITS_IN_HOOK),
+    wrong("07.2", "one all_reduce for each parameter", "buckets", "one collective for each parameter", OVERLAP,
+          "plan_buckets(named, cap_bytes, first_cap_bytes=cap_bytes)", "plan_buckets(named, 1, 1)"),
+    wrong("07.2", "one bucket for all", "buckets overlap", "close it when it has reached cap_bytes", OVERLAP,
+          "plan_buckets(named, cap_bytes, first_cap_bytes=cap_bytes)", "plan_buckets(named, first_cap_bytes=2**25)"),
+    wrong("07.2", "planned from the front", "overlap", "go through the parameters in reverse", OVERLAP_FROM_FRONT),
+    wrong("07.2", "all buckets when the last gradient is there", "overlap", "the buckets wait for the first layer",
+          OVERLAP_LAZY),
+    wrong("07.2", "sum in place of the mean", "gradients steps", "gradients are summed over the ranks, not averaged",
+          OVERLAP, "            flat.div_(dist.get_world_size())\n", ""),
+    wrong("07.2", "two ranks, always", "gradients steps", "times the mean", OVERLAP, "dist.get_world_size()", "2"),
+    wrong("07.2", "never waits", "gradients steps wait", "call wait() on every one of them", OVERLAP,
+          "            work.wait()\n", ""),
+    wrong("07.2", "not copied back", "gradients steps", "copy the averages from the bucket back", OVERLAP,
+          "parameter.grad.copy_(piece.view_as(parameter))", "piece.view_as(parameter)"),
+    wrong("07.2", "copied back in another order", "gradients steps", "their places are not", OVERLAP,
+          "zip(parameters, pieces, strict=True)",
+          "zip(parameters, flat.flip(0).split([p.numel() for p in parameters]))"),
+    wrong("07.2", "the counter is not reset", "steps buckets overlap", "must wait for all its gradients again",
+          OVERLAP_COUNTER),
+    wrong("07.2", "the set of missing ones stays empty", ALL, "count those that are missing", OVERLAP,
+          "            missing.update(parameters)\n", ""),
+    wrong("07.2", "the flat tensor of the first step", "steps", "build the flat tensor anew", OVERLAP_OLD_FLAT),
+    wrong("07.2", "the last rank does not send", ALL, "wait in a collective that another one skips", OVERLAP,
+          "        if not missing:", "        if not missing and dist.get_rank() < dist.get_world_size() - 1:",
+          limit_s=2.0),
+    wrong("07.2", "os._exit after the first backward", ALL, "the function ends its process", OVERLAP,
+          "        self.works.clear()", "        os._exit(0)"),
+    wrong("07.2", "endless loop", ALL, "an endless loop", OVERLAP_BUSY, limit_s=2.0),
+    wrong("07.2", "swallows every error", ALL, "the hooks launch no collective", OVERLAP_SWALLOWING),
+    wrong("07.2", "torch's own", ALL, "this exercise is to write", OVERLAP_TORCHS),
+    wrong("07.2", "the course's own", ALL, "this exercise is to write", OVERLAP_COURSES),
     # 07.3
-    Wrong(
-        "07.3",
-        "talks in every micro-batch",
-        ACCUMULATE.replace("replica.no_sync()", "nullcontext()"),
-        ("silent",),
-        "all micro-batches but the last belong inside",
-    ),
-    Wrong("07.3", "no_sync around backward only", ACCUMULATE_BACKWARD_ONLY, ("silent",), "which must be inside too"),
-    Wrong(
-        "07.3",
-        "never talks",
-        ACCUMULATE_CONTEXTS.replace("replica.no_sync() if quiet else nullcontext()", "replica.no_sync()"),
-        ("mean", "last", "one"),
-        "the last micro-batch must be outside no_sync",
-    ),
-    Wrong(
-        "07.3",
-        "not divided",
-        ACCUMULATE.replace(" / count", ""),
-        ("mean",),
-        "divide each loss by the number of micro-batches",
-    ),
-    Wrong(
-        "07.3",
-        "divided by the world size as well",
-        ACCUMULATE.replace(" / count", " / count / dist.get_world_size()"),
-        ("mean", "one"),
-        "torch's DDP averages over the ranks already",
-    ),
-    Wrong(
-        "07.3",
-        "divided by the wrong number",
-        ACCUMULATE.replace("count = len(micro_batches)", "count = len(micro_batches[0])"),
-        ("mean", "one"),
-        "every micro-batch counts the same",
-    ),
-    Wrong(
-        "07.3",
-        "zero_grad between",
-        ACCUMULATE_CONTEXTS.replace("        with replica", "        replica.zero_grad()\n        with replica"),
-        ("mean",),
-        "so that gradients add up",
-    ),
-    Wrong("07.3", "averaged by hand", ACCUMULATE_BY_HAND, ("last", "one"), "something is sent outside backward"),
-    Wrong("07.3", "all rows at once", ACCUMULATE_AT_ONCE, ("silent", "last"), "at once need the memory"),
-    Wrong("07.3", "one backward for all losses", ACCUMULATE_LOSSES, ("silent",), "call backward for each micro-batch"),
-    Wrong(
-        "07.3",
-        "the first talks, not the last",
-        ACCUMULATE_CONTEXTS.replace("number < len(micro_batches)", "number > 1"),
-        ("mean", "silent", "last"),
-        "belong inside replica.no_sync()",
-    ),
-    Wrong("07.3", "switched off for good", ACCUMULATE_SWITCHED_OFF, ("silent", "after"), "no_sync was left on"),
-    Wrong(
-        "07.3",
-        "no_sync of the module",
-        ACCUMULATE.replace("replica.no_sync()", "replica.module.no_sync()"),
-        ALL,
-        "no_sync belongs to the replica",
-    ),
-    Wrong(
-        "07.3",
-        "the last rank is silent",
-        ACCUMULATE_CONTEXTS.replace("quiet = number", "quiet = dist.get_rank() == dist.get_world_size() - 1 or number"),
-        ALL,
-        "wait in a collective that another one skips",
-        limit_s=2.0,
-    ),
-    Wrong("07.3", "swallows every error", ACCUMULATE_SWALLOWING, ALL, "there is no gradient"),
-    Wrong(
-        "07.3", "does nothing", "def accumulate(replica, loss_function, micro_batches):\n    pass\n", ALL, "no gradient"
-    ),
+    wrong("07.3", "talks in every micro-batch", "silent", "all micro-batches but the last belong inside", ACCUMULATE,
+          "replica.no_sync()", "nullcontext()"),
+    wrong("07.3", "no_sync around backward only", "silent", "which must be inside too", ACCUMULATE_BACKWARD_ONLY),
+    wrong("07.3", "never talks", "mean last one", "the last micro-batch must be outside no_sync", ACCUMULATE_CONTEXTS,
+          "replica.no_sync() if quiet else nullcontext()", "replica.no_sync()"),
+    wrong("07.3", "not divided", "mean", "divide each loss by the number of micro-batches", ACCUMULATE, " / count",
+          ""),
+    wrong("07.3", "divided by the world size as well", "mean one", "torch's DDP averages over the ranks already",
+          ACCUMULATE, " / count", " / count / dist.get_world_size()"),
+    wrong("07.3", "divided by the wrong number", "mean one", "every micro-batch counts the same", ACCUMULATE,
+          "count = len(micro_batches)", "count = len(micro_batches[0])"),
+    wrong("07.3", "zero_grad between", "mean", "so that gradients add up", ACCUMULATE_CONTEXTS,
+          "        with replica", "        replica.zero_grad()\n        with replica"),
+    wrong("07.3", "averaged by hand", "last one", "something is sent outside backward", ACCUMULATE_BY_HAND),
+    wrong("07.3", "all rows at once", "silent last", "at once need the memory", ACCUMULATE_AT_ONCE),
+    wrong("07.3", "one backward for all losses", "silent", "call backward for each micro-batch", ACCUMULATE_LOSSES),
+    wrong("07.3", "the first talks, not the last", "mean silent last", "belong inside replica.no_sync()",
+          ACCUMULATE_CONTEXTS, "number < len(micro_batches)", "number > 1"),
+    wrong("07.3", "switched off for good", "silent after", "no_sync was left on", ACCUMULATE_SWITCHED_OFF),
+    wrong("07.3", "no_sync of the module", ALL, "no_sync belongs to the replica", ACCUMULATE, "replica.no_sync()",
+          "replica.module.no_sync()"),
+    wrong("07.3", "the last rank is silent", ALL, "wait in a collective that another one skips", ACCUMULATE_CONTEXTS,
+          "quiet = number", "quiet = dist.get_rank() == dist.get_world_size() - 1 or number", limit_s=2.0),
+    wrong("07.3", "swallows every error", ALL, "there is no gradient", ACCUMULATE_SWALLOWING),
+    wrong("07.3", "does nothing", ALL, "no gradient",
+          "def accumulate(replica, loss_function, micro_batches):\n    pass\n"),
     # 07.4
-    Wrong("07.4", "rounds and forgets", HALF_PLAIN, ("lost", "buckets"), "keep what was lost, and add it next time"),
-    Wrong(
-        "07.4",
-        "float32 still",
-        HALF.replace("wanted.to(torch.float16)", "wanted.clone()"),
-        ("bytes", "lost", "buckets"),
-        "must be float16",
-    ),
-    Wrong(
-        "07.4",
-        "sum in place of the mean",
-        HALF.replace(" / dist.get_world_size()", ""),
-        ("close", "lost", "buckets"),
-        "gradients are summed over the ranks",
-    ),
-    Wrong(
-        "07.4",
-        "divided after the sum",
-        HALF.replace("bucket.buffer() / dist.get_world_size()", "bucket.buffer().clone()").replace(
-            "lambda future: sent.float()", "lambda future: sent.float() / dist.get_world_size()"
-        ),
-        ("close",),
-        "divide by the world size before the sum",
-    ),
-    Wrong("07.4", "bfloat16", HALF.replace("torch.float16", "torch.bfloat16"), ("close",), "bfloat16"),
-    Wrong(
-        "07.4",
-        "the loss is taken after all_reduce",
-        HALF.replace("async_op=True", "async_op=True); work.wait(")
-        .replace("    state[bucket.index()] = wanted - sent.float()\n", "")
-        .replace("    return", "    state[bucket.index()] = wanted - sent.float()\n    return"),
-        ("lost", "buckets"),
-        "take that difference before all_reduce",
-    ),
-    Wrong(
-        "07.4",
-        "one loss for all buckets",
-        HALF.replace("bucket.index()", "0"),
-        ("buckets",),
-        "keep one tensor for each bucket.index()",
-    ),
-    Wrong(
-        "07.4",
-        "no look at the size",
-        HALF.replace(" and lost.shape == wanted.shape", ""),
-        ("buckets",),
-        "DDP plans its buckets anew",
-    ),
-    Wrong(
-        "07.4",
-        "the old loss is left out of the new one",
-        HALF.replace("wanted += lost", "wanted = wanted + lost").replace(
-            "wanted - sent.float()", "bucket.buffer() / dist.get_world_size() - sent.float()"
-        ),
-        ("lost", "buckets"),
-        "with the old loss in it",
-    ),
-    Wrong(
-        "07.4",
-        "float16 before the loss is added",
-        HALF.replace("/ dist.get_world_size()", "/ dist.get_world_size()\n    wanted = wanted.half().float()"),
-        ("lost", "buckets"),
-        "too small for float16",
-    ),
-    Wrong(
-        "07.4",
-        "the rank's own gradient comes back",
-        HALF_OWN,
-        ("close", "lost", "buckets"),
-        "the future must hold the sum",
-    ),
-    Wrong(
-        "07.4",
-        "a tensor in place of a future",
-        HALF.replace("async_op=True", "").replace(
-            "work.get_future().then(lambda future: sent.float())", "sent.float()"
-        ),
-        ALL,
-        "the hook returns a future",
-    ),
-    Wrong("07.4", "torch's own", HALF_TORCHS, ALL, "this exercise is to write"),
-]
+    wrong("07.4", "rounds and forgets", "lost buckets", "keep what was lost, and add it next time", HALF_PLAIN),
+    wrong("07.4", "float32 still", "bytes lost buckets", "must be float16", HALF, "wanted.to(torch.float16)",
+          "wanted.clone()"),
+    wrong("07.4", "sum in place of the mean", "close lost buckets", "gradients are summed over the ranks", HALF,
+          " / dist.get_world_size()", ""),
+    wrong("07.4", "divided after the sum", "close", "divide by the world size before the sum", HALF,
+          "bucket.buffer() / dist.get_world_size()", "bucket.buffer().clone()", "lambda future: sent.float()",
+          "lambda future: sent.float() / dist.get_world_size()"),
+    wrong("07.4", "bfloat16", "close", "bfloat16", HALF, "torch.float16", "torch.bfloat16"),
+    wrong("07.4", "the loss is taken after all_reduce", "lost buckets", "take that difference before all_reduce",
+          HALF, "async_op=True", "async_op=True); work.wait(", "    state[bucket.index()] = wanted - sent.float()\n",
+          "", "    return", "    state[bucket.index()] = wanted - sent.float()\n    return"),
+    wrong("07.4", "one loss for all buckets", "buckets", "keep one tensor for each bucket.index()", HALF,
+          "bucket.index()", "0"),
+    wrong("07.4", "no look at the size", "buckets", "DDP plans its buckets anew", HALF,
+          " and lost.shape == wanted.shape", ""),
+    wrong("07.4", "the old loss is left out of the new one", "lost buckets", "with the old loss in it", HALF,
+          "wanted += lost", "wanted = wanted + lost", "wanted - sent.float()",
+          "bucket.buffer() / dist.get_world_size() - sent.float()"),
+    wrong("07.4", "float16 before the loss is added", "lost buckets", "too small for float16", HALF,
+          "/ dist.get_world_size()", "/ dist.get_world_size()\n    wanted = wanted.half().float()"),
+    wrong("07.4", "the rank's own gradient comes back", "close lost buckets", "the future must hold the sum",
+          HALF_OWN),
+    wrong("07.4", "a tensor in place of a future", ALL, "the hook returns a future", HALF, "async_op=True", "",
+          "work.get_future().then(lambda future: sent.float())", "sent.float()"),
+    wrong("07.4", "torch's own", ALL, "this exercise is to write", HALF_TORCHS),
+]  # fmt: skip

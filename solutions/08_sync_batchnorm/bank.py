@@ -10,11 +10,31 @@ import copy
 import os
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
 from ddp_course.parallel import SyncBatchNorm
 from ddp_course.parallel.syncbn import all_statistics, combine, local_statistics
 """
+
+
+def but(source: str, *edits: str) -> str:
+    """Return an answer with edits: each first text, which must be there, becomes the second."""
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def right(exercise: str, way: str, source: str, *edits: str) -> Right:
+    """Return an entry of which the answer is `source` with edits."""
+    return Right(exercise, way, but(source, *edits))
+
+
+def wrong(exercise: str, mistake: str, fails: str, hint: str, source: str, *edits: str, limit_s: float = 10.0) -> Wrong:
+    """Return an entry; the checks that fail are separated by spaces, and the answer is `source` with edits."""
+    return Wrong(exercise, mistake, but(source, *edits), fails if fails == ALL else tuple(fails.split()), hint, limit_s)
+
 
 # --- 08.1 ------------------------------------------------------------------------------------------
 
@@ -103,14 +123,6 @@ def global_statistics(x_NC):
     return rows.mean(0), rows.var(0, correction=0), len(rows)
 """
 
-STATISTICS_GATHERED = """
-def global_statistics(x_NC):
-    everyone = [torch.empty_like(x_NC) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, x_NC)
-    rows = torch.cat(everyone)
-    return rows.mean(0), rows.var(0, correction=0), len(rows)
-"""
-
 STATISTICS_BY_CHANNEL = """
 def global_statistics(x_NC):
     count = torch.tensor(float(len(x_NC)))
@@ -188,6 +200,11 @@ LAYER = (
 """
 )
 
+ROWS_OF = """
+def rows_of(x_NC):
+    return x_NC.movedim(1, -1).reshape(-1, x_NC.shape[1])
+"""
+
 LAYER_DIFFERENTIABLE = (
     INIT
     + """
@@ -247,7 +264,8 @@ LAYER_BY_ROWS = (
 """
 )
 
-LAYER_EVAL_BY_BATCH = LAYER.replace(
+LAYER_EVAL_BY_BATCH = but(
+    LAYER,
     "        def wide",
     """        else:
             rows = x_NC.movedim(1, -1).reshape(-1, x_NC.shape[1])
@@ -256,14 +274,14 @@ LAYER_EVAL_BY_BATCH = LAYER.replace(
         def wide""",
 )
 
-LAYER_WITH_GRAPH = LAYER_DIFFERENTIABLE.replace(".detach()", "")
+LAYER_WITH_GRAPH = but(LAYER_DIFFERENTIABLE, ".detach()", "")
 
 LAYER_FROM_TORCH = """
 class MySyncBatchNorm(nn.SyncBatchNorm):
     pass
 """
 
-LAYER_FROM_COURSE = LAYER_FROM_TORCH.replace("nn.SyncBatchNorm", "SyncBatchNorm")
+LAYER_FROM_COURSE = but(LAYER_FROM_TORCH, "nn.SyncBatchNorm", "SyncBatchNorm")
 
 # --- 08.3 ------------------------------------------------------------------------------------------
 
@@ -367,20 +385,6 @@ class Normalise(syncbn._Normalise):
         return syncbn._Normalise.backward(ctx, dy_NC)[:4]
 """
 
-BACKWARD_SWALLOWING = (
-    FORWARD
-    + """
-        try:
-            sums_2C = torch.stack([dy_NC.sum(0), (dy_NC * normal_C).sum(0)])
-            dist.all_reduce(sums_2C)
-        except Exception:
-            sums_2C = torch.zeros(2, dy_NC.shape[1])
-        mean_dy_C, mean_dy_normal_C = sums_2C / count
-        dx_NC = (dy_NC - mean_dy_C - normal_NC * mean_dy_normal_C) * inv_std_C * weight_C
-        return dx_NC, (dy_NC * normal_NC).sum(0), dy_NC.sum(0), None
-"""
-)
-
 # --- 08.4 ------------------------------------------------------------------------------------------
 
 SYNCHRONISED = """
@@ -444,20 +448,8 @@ def convert(module):
 """
 )
 
-CONVERT_SHALLOW = (
-    SYNCHRONISED
-    + """
-def convert(module):
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return synchronised(module)
-    for name, child in module._modules.items():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            setattr(module, name, synchronised(child))
-    return module
-"""
-)
-
-CONVERT_BY_STATE_DICT = CONVERT.replace(
+CONVERT_BY_STATE_DICT = but(
+    CONVERT,
     """    new.weight, new.bias = old.weight, old.bias
     new.running_mean, new.running_var = old.running_mean, old.running_var
     new.num_batches_tracked = old.num_batches_tracked
@@ -466,465 +458,198 @@ CONVERT_BY_STATE_DICT = CONVERT.replace(
 )
 
 RIGHT = [
-    Right("08.1", "the mean first, then the squares around it", STATISTICS_TWO_PASSES),
-    Right("08.1", "sums of squares in float64; reduce, then broadcast", STATISTICS_IN_FLOAT64),
-    Right("08.1", "objects, combined one after the other", STATISTICS_AS_OBJECTS),
-    Right("08.1", "around rank 0's first row", STATISTICS_SHIFTED),
-    Right("08.2", "differentiable collectives, channels last, new buffers", LAYER_DIFFERENTIABLE),
-    Right("08.2", "torch's BatchNorm in eval mode, given the batch's statistics", LAYER_BY_TORCHS_BATCHNORM),
-    Right("08.3", "the weight first, two asynchronous collectives", BACKWARD_WEIGHT_FIRST),
-    Right("08.3", "through variance and mean, with all_gather", BACKWARD_GATHERED),
-    Right("08.4", "recursive, with a memory; all parameters and buffers at once", CONVERT_RECURSIVE),
-    Right("08.4", "another class for the same object", CONVERT_IN_PLACE),
-]
+    right("08.1", "the mean first, then the squares around it", STATISTICS_TWO_PASSES),
+    right("08.1", "sums of squares in float64; reduce, then broadcast", STATISTICS_IN_FLOAT64),
+    right("08.1", "objects, combined one after the other", STATISTICS_AS_OBJECTS),
+    right("08.1", "around rank 0's first row", STATISTICS_SHIFTED),
+    right("08.1", "functional collectives", STATISTICS_TWO_PASSES, "    dist.all_reduce(sums)",
+          '    sums = functional.all_reduce(sums, "sum", dist.group.WORLD)', "    dist.all_reduce(squares_C)",
+          '    squares_C = functional.all_reduce(squares_C, "sum", dist.group.WORLD)'),
+    right("08.1", "coalesced calls", STATISTICS_TWO_PASSES, "    dist.all_reduce(sums)",
+          "    with dist._coalescing_manager():\n        for part in sums.split([len(sums) - 1, 1]):\n"
+          "            dist.all_reduce(part)"),
+    right("08.2", "differentiable collectives, channels last, new buffers", LAYER_DIFFERENTIABLE),
+    right("08.2", "torch's BatchNorm in eval mode, given the batch's statistics", LAYER_BY_TORCHS_BATCHNORM),
+    right(
+        *("08.2", "all_gather_into_tensor"),
+        but(LAYER, "combine(all_statistics(local_statistics(x_NC), None))", "gathered(x_NC)")
+        + STATISTICS_SHIFTED.replace("global_statistics(x_NC):", "gathered(x_NC):\n    x_NC = rows_of(x_NC.detach())")
+        + ROWS_OF,
+    ),
+    right(
+        *("08.2", "coalesced calls"),
+        but(LAYER, "combine(all_statistics(local_statistics(x_NC), None))", "gathered(x_NC)")
+        + but(
+            STATISTICS_TWO_PASSES,
+            *("global_statistics(x_NC):", "gathered(x_NC):\n    x_NC = rows_of(x_NC.detach())"),
+            "    dist.all_reduce(sums)",
+            "    with dist._coalescing_manager():\n        for part in sums.split([len(sums) - 1, 1]):\n"
+            "            dist.all_reduce(part)",
+        )
+        + ROWS_OF,
+    ),
+    right("08.3", "the weight first, two asynchronous collectives", BACKWARD_WEIGHT_FIRST),
+    right("08.3", "through variance and mean, with all_gather", BACKWARD_GATHERED),
+    right("08.3", "functional collectives", BACKWARD, "dist.all_reduce(sums_2C)",
+          'sums_2C = functional.all_reduce(sums_2C, "sum", dist.group.WORLD)'),
+    right("08.3", "coalesced calls", BACKWARD, "        dist.all_reduce(sums_2C)",
+          "        with dist._coalescing_manager():\n            for sum_C in sums_2C:\n"
+          "                dist.all_reduce(sum_C)"),
+    right("08.4", "recursive, with a memory; all parameters and buffers at once", CONVERT_RECURSIVE),
+    right("08.4", "another class for the same object", CONVERT_IN_PLACE),
+]  # fmt: skip
 
 WRONG = [
     # 08.1
-    Wrong(
-        "08.1",
-        "the ranks' means and variances averaged",
-        STATISTICS_AVERAGED,
-        ("mean", "variance", "digits", "empty"),
-        "this is the mean of the ranks' means",
-    ),
-    Wrong(
-        "08.1",
-        "no rows are nan",
-        STATISTICS.replace("if count:", "if True:"),
-        ("empty",),
-        "nan times 0 stays nan",
-    ),
-    Wrong(
-        "08.1",
-        "the distances of the means are missing",
-        STATISTICS.replace("(squares_WC + count_W1 * (mean_WC - mean_C).square())", "squares_WC"),
-        ("variance", "digits", "empty"),
-        "the distances of the ranks' means from the common mean belong to it",
-    ),
-    Wrong(
-        "08.1",
-        "a distance counts once for each rank",
-        STATISTICS.replace("+ count_W1 * (mean_WC", "+ (count_W1 > 0) * (mean_WC"),
-        ("variance", "digits", "empty"),
-        "once for each of its rows",
-    ),
-    Wrong(
-        "08.1",
-        "variance divided by count - 1",
-        STATISTICS.replace("squares_C / total", "squares_C / (total - 1)"),
-        ("variance", "empty"),
-        "correction=0",
-    ),
-    Wrong(
-        "08.1",
-        "torch.var as it is on each rank",
-        STATISTICS.replace("(x_NC - mean_C).square().sum(dim=0)", "x_NC.var(dim=0) * count"),
-        ("variance", "empty"),
-        "which is torch.var's default",
-    ),
-    Wrong(
-        "08.1",
-        "squares minus the square of the mean, in float32",
-        STATISTICS_IN_FLOAT64.replace("    x_NC = x_NC.double()\n", ""),
-        ("digits",),
-        "the difference of two large numbers",
-    ),
-    Wrong(
-        "08.1",
-        "divided by the rank's own rows",
-        STATISTICS_TWO_PASSES.replace("sums[:-1] / sums[-1]", "sums[:-1] / len(x_NC)"),
-        ("mean", "variance", "digits", "empty"),
-        "divided by this rank's number of rows",
-    ),
-    Wrong(
-        "08.1",
-        "standard deviation",
-        STATISTICS.replace("squares_C / total, total", "(squares_C / total).sqrt(), total"),
-        ("variance", "digits", "empty"),
-        "this is the standard deviation",
-    ),
-    Wrong(
-        "08.1",
-        "its own count",
-        STATISTICS.replace("squares_C / total, total", "squares_C / total, len(x_NC)"),
-        ("mean", "empty"),
-        "this is the number of this rank's rows",
-    ),
-    Wrong(
-        "08.1",
-        "on rank 0 only",
-        STATISTICS_IN_FLOAT64.replace("    dist.broadcast(sums, src=0)\n", ""),
-        ("mean", "variance", "digits", "empty"),
-        "on rank 1",
-    ),
-    Wrong(
-        "08.1",
-        "float32 from a rank without rows",
-        STATISTICS.replace("x_NC.new_zeros(", "torch.zeros("),
-        ("empty",),
-        "sends zeros of x_NC's dtype",
-    ),
-    Wrong("08.1", "rows gathered as if all had as many", STATISTICS_GATHERED, ALL, "rows differ in number"),
-    Wrong("08.1", "all rows on every rank", STATISTICS_BY_ROWS, ("few",), "the rows travel"),
-    Wrong(
-        "08.1", "two collectives for each channel", STATISTICS_BY_CHANNEL, ("few",), "one collective for each channel"
-    ),
-    Wrong(
-        "08.1",
-        "a rank without rows leaves",
-        STATISTICS.replace("    mine = ", "    if not count:\n        return mean_C, squares_C, count\n    mine = "),
-        ("empty",),
-        "a rank without rows has to join as well",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "08.1",
-        "the last rank skips the collective",
-        STATISTICS.replace(
-            "    dist.all_gather", "    if dist.get_rank() < dist.get_world_size() - 1:\n        dist.all_gather"
-        ),
-        ALL,
-        "a rank leaves out a collective",
-        limit_s=2.0,
-    ),
-    Wrong("08.1", "the course's own", STATISTICS_FROM_COURSE, ALL, "this exercise is to write what it does"),
-    Wrong(
-        "08.1",
-        "swallows its own slip",
-        STATISTICS_SWALLOWING,
-        ALL,
-        "the other ranks' rows are missing",
-    ),
-    Wrong(
-        "08.1",
-        "the visible numbers",
-        STATISTICS_SEEN,
-        ("mean", "variance", "few", "empty"),
-        "the ranks never talked here",
-    ),
-    Wrong("08.1", "os._exit", "def global_statistics(x_NC):\n    os._exit(0)\n", ALL, "the function ends its process"),
-    Wrong(
-        "08.1",
-        "endless loop",
-        "def global_statistics(x_NC):\n    while True:\n        pass\n",
-        ALL,
-        "an endless loop",
-        limit_s=1.0,
-    ),
+    wrong("08.1", "the ranks' means and variances averaged", "mean variance digits empty",
+          "this is the mean of the ranks' means", STATISTICS_AVERAGED),
+    wrong("08.1", "no rows are nan", "empty", "nan times 0 stays nan", STATISTICS, "if count:", "if True:"),
+    wrong("08.1", "the distances of the means are missing", "variance digits empty",
+          "the distances of the ranks' means from the common mean belong to it", STATISTICS,
+          "(squares_WC + count_W1 * (mean_WC - mean_C).square())", "squares_WC"),
+    wrong("08.1", "a distance counts once for each rank", "variance digits empty", "once for each of its rows",
+          STATISTICS, "+ count_W1 * (mean_WC", "+ (count_W1 > 0) * (mean_WC"),
+    wrong("08.1", "variance divided by count - 1", "variance empty", "correction=0", STATISTICS, "squares_C / total",
+          "squares_C / (total - 1)"),
+    wrong("08.1", "torch.var as it is on each rank", "variance empty", "which is torch.var's default", STATISTICS,
+          "(x_NC - mean_C).square().sum(dim=0)", "x_NC.var(dim=0) * count"),
+    wrong("08.1", "squares minus the square of the mean, in float32", "digits", "the difference of two large numbers",
+          STATISTICS_IN_FLOAT64, "    x_NC = x_NC.double()\n", ""),
+    wrong("08.1", "divided by the rank's own rows", "mean variance digits empty",
+          "divided by this rank's number of rows", STATISTICS_TWO_PASSES, "sums[:-1] / sums[-1]",
+          "sums[:-1] / len(x_NC)"),
+    wrong("08.1", "standard deviation", "variance digits empty", "this is the standard deviation", STATISTICS,
+          "squares_C / total, total", "(squares_C / total).sqrt(), total"),
+    wrong("08.1", "its own count", "mean empty", "this is the number of this rank's rows", STATISTICS,
+          "squares_C / total, total", "squares_C / total, len(x_NC)"),
+    wrong("08.1", "on rank 0 only", "mean variance digits empty", "on rank 1", STATISTICS_IN_FLOAT64,
+          "    dist.broadcast(sums, src=0)\n", ""),
+    wrong("08.1", "float32 from a rank without rows", "empty", "sends zeros of x_NC's dtype", STATISTICS,
+          "x_NC.new_zeros(", "torch.zeros("),
+    wrong("08.1", "rows gathered as if all had as many", ALL, "rows differ in number", STATISTICS_BY_ROWS,
+          "[None] * dist.get_world_size()", "[torch.empty_like(x_NC) for _ in range(dist.get_world_size())]",
+          "all_gather_object", "all_gather"),
+    wrong("08.1", "all rows on every rank", "few", "the rows travel", STATISTICS_BY_ROWS),
+    wrong("08.1", "two collectives for each channel", "few", "one collective for each channel",
+          STATISTICS_BY_CHANNEL),
+    wrong("08.1", "a rank without rows leaves", "empty", "a rank without rows has to join as well", STATISTICS,
+          "    mine = ", "    if not count:\n        return mean_C, squares_C, count\n    mine = ", limit_s=2.0),
+    wrong("08.1", "the last rank skips the collective", ALL, "a rank leaves out a collective", STATISTICS,
+          "    dist.all_gather", "    if dist.get_rank() < dist.get_world_size() - 1:\n        dist.all_gather",
+          limit_s=2.0),
+    wrong("08.1", "the course's own", ALL, "this exercise is to write what it does", STATISTICS_FROM_COURSE),
+    wrong("08.1", "swallows its own slip", ALL, "the other ranks' rows are missing", STATISTICS_SWALLOWING),
+    wrong("08.1", "the visible numbers", "mean variance few empty", "the ranks never talked here", STATISTICS_SEEN),
+    wrong("08.1", "os._exit", ALL, "the function ends its process",
+          "def global_statistics(x_NC):\n    os._exit(0)\n"),
+    wrong("08.1", "endless loop", ALL, "an endless loop",
+          "def global_statistics(x_NC):\n    while True:\n        pass\n", limit_s=1.0),
     # 08.2
-    Wrong(
-        "08.2",
-        "every rank by itself",
-        LAYER_LOCAL,
-        ("output", "running", "few", "images"),
-        "the statistics are those of this rank's rows",
-    ),
-    Wrong(
-        "08.2",
-        "the running variance takes the biased one",
-        LAYER.replace("var_C * count / (count - 1)", "var_C"),
-        ("running", "images"),
-        "times count / (count - 1)",
-    ),
-    Wrong(
-        "08.2",
-        "corrected by the rank's own count",
-        LAYER.replace("var_C * count / (count - 1)", "var_C * len(x_NC) / (len(x_NC) - 1)"),
-        ("running", "images"),
-        "the count is that of all ranks' rows, and pixels",
-    ),
-    Wrong(
-        "08.2",
-        "pixels are not counted",
-        LAYER.replace("var_C * count / (count - 1)", "var_C * rows_of_all(x_NC) / (rows_of_all.found - 1)")
+    wrong("08.2", "every rank by itself", "output running few images", "the statistics are those of this rank's rows",
+          LAYER_LOCAL),
+    wrong("08.2", "the running variance takes the biased one", "running images", "times count / (count - 1)", LAYER,
+          "var_C * count / (count - 1)", "var_C"),
+    wrong("08.2", "corrected by the rank's own count", "running images",
+          "the count is that of all ranks' rows, and pixels", LAYER, "var_C * count / (count - 1)",
+          "var_C * len(x_NC) / (len(x_NC) - 1)"),
+    wrong("08.2", "pixels are not counted", "images", "count / (count - 1) is of rows alone",
+          LAYER.replace("var_C * count / (count - 1)", "var_C * rows_of_all(x_NC) / (rows_of_all.found - 1)")
         + """
 def rows_of_all(x_NC):
     rows = torch.tensor(float(len(x_NC)))
     dist.all_reduce(rows)
     rows_of_all.found = rows.item()
     return rows.item()
-""",
-        ("images",),
-        "count / (count - 1) is of rows alone",
-    ),
-    Wrong(
-        "08.2",
-        "normalises by the corrected variance",
-        LAYER.replace("None))\n", "None))\n            var_C = var_C * count / (count - 1)\n", 1).replace(
-            "var_C * count / (count - 1), ", "var_C, "
-        ),
-        ("output", "images"),
-        "count - 1 is for the running variance alone",
-    ),
-    Wrong(
-        "08.2",
-        "momentum the wrong way round",
-        LAYER.replace("self.momentum)", "1 - self.momentum)"),
-        ("running", "images"),
-        "momentum is the share of the new",
-    ),
-    Wrong(
-        "08.2",
-        "the running statistics stay",
-        LAYER.replace(".lerp_", ".lerp"),
-        ("running", "images"),
-        "it stayed what it was",
-    ),
-    Wrong(
-        "08.2",
-        "the running statistics carry the graph",
-        LAYER_WITH_GRAPH,
-        ("running", "images"),
-        "they carry the graph of the batch",
-    ),
-    Wrong(
-        "08.2",
-        "no eps",
-        LAYER.replace("(var_C + self.eps)", "var_C"),
-        ("output", "eval", "images"),
-        "eps is missing",
-    ),
-    Wrong(
-        "08.2",
-        "training by the running statistics",
-        LAYER.replace("mean_C, var_C, count = ", "new_C, square_C, count = ")
-        .replace("lerp_(mean_C", "lerp_(new_C")
-        .replace("lerp_(var_C", "lerp_(square_C"),
-        ("output", "images"),
-        "training normalises by the batch",
-    ),
-    Wrong(
-        "08.2",
-        "statistics of the batch in eval mode",
-        LAYER.replace("if self.training:", "if True:"),
-        ("eval", "images"),
-        "decide by self.training",
-    ),
-    Wrong(
-        "08.2",
-        "own rows in eval mode",
-        LAYER_EVAL_BY_BATCH,
-        ("eval", "images"),
-        "the batch's statistics are used",
-    ),
-    Wrong(
-        "08.2",
-        "not for images",
-        LAYER.replace("value_C.view(1, -1, *[1] * (x_NC.dim() - 2))", "value_C"),
-        ("images",),
-        "must be viewed as (1, C, 1, 1)",
-    ),
-    Wrong("08.2", "all rows on every rank", LAYER_BY_ROWS, ("few",), "the rows travel"),
-    Wrong("08.2", "torch's own", LAYER_FROM_TORCH, ALL, "this exercise is to write what it does"),
-    Wrong("08.2", "the course's own", LAYER_FROM_COURSE, ALL, "this exercise is to write what it does"),
-    Wrong(
-        "08.2",
-        "rank 0 alone gathers",
-        LAYER.replace("if self.training:", "if self.training and dist.get_rank() == 0:"),
-        ALL,
-        "in training every rank must call the same collectives",
-        limit_s=2.0,
-    ),
+"""),
+    wrong("08.2", "normalises by the corrected variance", "output images",
+          "count - 1 is for the running variance alone",
+          LAYER.replace("None))\n", "None))\n            var_C = var_C * count / (count - 1)\n", 1),
+          "var_C * count / (count - 1), ", "var_C, "),
+    wrong("08.2", "momentum the wrong way round", "running images", "momentum is the share of the new", LAYER,
+          "self.momentum)", "1 - self.momentum)"),
+    wrong("08.2", "the running statistics stay", "running images", "it stayed what it was", LAYER, ".lerp_", ".lerp"),
+    wrong("08.2", "the running statistics carry the graph", "running images", "they carry the graph of the batch",
+          LAYER_WITH_GRAPH),
+    wrong("08.2", "no eps", "output eval images", "eps is missing", LAYER, "(var_C + self.eps)", "var_C"),
+    wrong("08.2", "training by the running statistics", "output images", "training normalises by the batch", LAYER,
+          "mean_C, var_C, count = ", "new_C, square_C, count = ", "lerp_(mean_C", "lerp_(new_C", "lerp_(var_C",
+          "lerp_(square_C"),
+    wrong("08.2", "statistics of the batch in eval mode", "eval images", "decide by self.training", LAYER,
+          "if self.training:", "if True:"),
+    wrong("08.2", "own rows in eval mode", "eval images", "the batch's statistics are used", LAYER_EVAL_BY_BATCH),
+    wrong("08.2", "not for images", "images", "must be viewed as (1, C, 1, 1)", LAYER,
+          "value_C.view(1, -1, *[1] * (x_NC.dim() - 2))", "value_C"),
+    wrong("08.2", "all rows on every rank", "few", "the rows travel", LAYER_BY_ROWS),
+    wrong("08.2", "torch's own", ALL, "this exercise is to write what it does", LAYER_FROM_TORCH),
+    wrong("08.2", "the course's own", ALL, "this exercise is to write what it does", LAYER_FROM_COURSE),
+    wrong("08.2", "rank 0 alone gathers", ALL, "in training every rank must call the same collectives", LAYER,
+          "if self.training:", "if self.training and dist.get_rank() == 0:", limit_s=2.0),
     # 08.3
-    Wrong(
-        "08.3",
-        "sums of the own rows, divided by all rows",
-        BACKWARD.replace("        dist.all_reduce(sums_2C)\n", ""),
-        ("rows", "few", "unequal"),
-        "all_reduce the sums",
-    ),
-    Wrong(
-        "08.3",
-        "divided by the own rows",
-        BACKWARD.replace("/ count", "/ len(dy_NC)"),
-        ("rows", "unequal"),
-        "divided by this rank's number of rows",
-    ),
-    Wrong(
-        "08.3",
-        "right for equal parts only",
-        BACKWARD.replace("/ count", "/ len(dy_NC) / dist.get_world_size()"),
-        ("unequal",),
-        "times the world size; ranks have different numbers of rows",
-    ),
-    Wrong(
-        "08.3",
-        "the mean over ranks of the sums",
-        BACKWARD.replace("/ count", "/ count / dist.get_world_size()"),
-        ("rows", "unequal"),
-        "divided by the world size, too",
-    ),
-    Wrong(
-        "08.3",
-        "the weight is forgotten",
-        BACKWARD.replace("* inv_std_C * weight_C", "* inv_std_C"),
-        ("rows", "unequal"),
-        "the weight is missing",
-    ),
-    Wrong(
-        "08.3",
-        "the variance is a constant",
-        BACKWARD.replace(" - normal_NC * mean_dy_normal_C", ""),
-        ("rows", "unequal"),
-        "the part of dy that follows n is missing",
-    ),
-    Wrong(
-        "08.3",
-        "mean and variance are constants",
-        BACKWARD.replace("(dy_NC - mean_dy_C - normal_NC * mean_dy_normal_C)", "dy_NC"),
-        ("rows", "unequal"),
-        "mean and variance are taken for constants",
-    ),
-    Wrong(
-        "08.3",
-        "weight and bias are summed over the ranks",
-        BACKWARD.replace("return dx_NC, dweight_C, dbias_C", "return dx_NC, sums_2C[1], sums_2C[0]"),
-        ("weights", "unequal"),
-        "this is the sum over all ranks; DDP averages",
-    ),
-    Wrong(
-        "08.3",
-        "the gradients themselves are summed in place",
-        BACKWARD.replace("sums_2C = torch.stack([dbias_C, dweight_C])", "sums_2C = torch.zeros(2, dy_NC.shape[1])")
-        .replace("dist.all_reduce(sums_2C)", "dist.all_reduce(dbias_C)\n        dist.all_reduce(dweight_C)")
-        .replace("= sums_2C / count", "= dbias_C / count, dweight_C / count"),
-        ("weights", "unequal"),
-        "this is the sum over all ranks; DDP averages",
-    ),
-    Wrong(
-        "08.3",
-        "weight and bias exchanged",
-        BACKWARD.replace("return dx_NC, dweight_C, dbias_C", "return dx_NC, dbias_C, dweight_C"),
-        ("weights", "unequal"),
-        "weight and bias are exchanged",
-    ),
-    Wrong(
-        "08.3",
-        "nothing for eps",
-        BACKWARD.replace("dbias_C, None", "dbias_C"),
-        ALL,
-        "and None for eps",
-    ),
-    Wrong(
-        "08.3",
-        "a rank without rows leaves",
-        BACKWARD.replace(
-            "        dbias_C, dw",
-            "        if not len(dy_NC):\n            return dy_NC, None, None, None\n        dbias_C, dw",
-        ),
-        ("unequal",),
-        "also one without rows",
-        limit_s=2.0,
-    ),
-    Wrong("08.3", "all rows on every rank", BACKWARD_BY_ROWS, ("few",), "the rows travel"),
-    Wrong("08.3", "autograd does it", BACKWARD_BY_AUTOGRAD, ALL, "write its backward"),
-    Wrong("08.3", "the course's own", BACKWARD_FROM_COURSE, ALL, "this exercise is to write what it does"),
-    Wrong(
-        "08.3",
-        "swallows its own slip",
-        BACKWARD_SWALLOWING,
-        ("rows", "few", "unequal"),
-        "mean and variance are taken for constants",
-    ),
+    wrong("08.3", "sums of the own rows, divided by all rows", "rows few unequal", "all_reduce the sums", BACKWARD,
+          "        dist.all_reduce(sums_2C)\n", ""),
+    wrong("08.3", "divided by the own rows", "rows unequal", "divided by this rank's number of rows", BACKWARD,
+          "/ count", "/ len(dy_NC)"),
+    wrong("08.3", "right for equal parts only", "unequal",
+          "times the world size; ranks have different numbers of rows", BACKWARD, "/ count",
+          "/ len(dy_NC) / dist.get_world_size()"),
+    wrong("08.3", "the mean over ranks of the sums", "rows unequal", "divided by the world size, too", BACKWARD,
+          "/ count", "/ count / dist.get_world_size()"),
+    wrong("08.3", "the weight is forgotten", "rows unequal", "the weight is missing", BACKWARD,
+          "* inv_std_C * weight_C", "* inv_std_C"),
+    wrong("08.3", "the variance is a constant", "rows unequal", "the part of dy that follows n is missing", BACKWARD,
+          " - normal_NC * mean_dy_normal_C", ""),
+    wrong("08.3", "mean and variance are constants", "rows unequal", "mean and variance are taken for constants",
+          BACKWARD, "(dy_NC - mean_dy_C - normal_NC * mean_dy_normal_C)", "dy_NC"),
+    wrong("08.3", "weight and bias are summed over the ranks", "weights unequal",
+          "this is the sum over all ranks; DDP averages", BACKWARD, "return dx_NC, dweight_C, dbias_C",
+          "return dx_NC, sums_2C[1], sums_2C[0]"),
+    wrong("08.3", "the gradients themselves are summed in place", "weights unequal",
+          "this is the sum over all ranks; DDP averages", BACKWARD, "sums_2C = torch.stack([dbias_C, dweight_C])",
+          "sums_2C = torch.zeros(2, dy_NC.shape[1])", "dist.all_reduce(sums_2C)",
+          "dist.all_reduce(dbias_C)\n        dist.all_reduce(dweight_C)", "= sums_2C / count",
+          "= dbias_C / count, dweight_C / count"),
+    wrong("08.3", "weight and bias exchanged", "weights unequal", "weight and bias are exchanged", BACKWARD,
+          "return dx_NC, dweight_C, dbias_C", "return dx_NC, dbias_C, dweight_C"),
+    wrong("08.3", "nothing for eps", ALL, "and None for eps", BACKWARD, "dbias_C, None", "dbias_C"),
+    wrong("08.3", "a rank without rows leaves", "unequal", "also one without rows", BACKWARD, "        dbias_C, dw",
+          "        if not len(dy_NC):\n            return dy_NC, None, None, None\n        dbias_C, dw", limit_s=2.0),
+    wrong("08.3", "all rows on every rank", "few", "the rows travel", BACKWARD_BY_ROWS),
+    wrong("08.3", "autograd does it", ALL, "write its backward", BACKWARD_BY_AUTOGRAD),
+    wrong("08.3", "the course's own", ALL, "this exercise is to write what it does", BACKWARD_FROM_COURSE),
+    wrong("08.3", "swallows its own slip", "rows few unequal", "mean and variance are taken for constants",
+          BACKWARD,
+          "        dist.all_reduce(sums_2C)\n", "        try:\n            dist.all_reduce(sum_2C)\n"
+          "        except Exception:\n            sums_2C = torch.zeros_like(sums_2C)\n"),
     # 08.4
-    Wrong(
-        "08.4",
-        "children only",
-        CONVERT_SHALLOW,
-        ("found", "tied"),
-        "layers stand at any depth",
-    ),
-    Wrong(
-        "08.4",
-        "a layer is found once",
-        CONVERT_CHILDREN,
-        ("tied",),
-        "named_children and named_modules name it once",
-    ),
-    Wrong(
-        "08.4",
-        "one layer becomes three",
-        CONVERT_CHILDREN.replace("module.named_children()", "list(module._modules.items())"),
-        ("tied",),
-        "one layer became several",
-    ),
-    Wrong(
-        "08.4",
-        "images only",
-        CONVERT.replace("(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)", "nn.BatchNorm2d"),
-        ("found", "facts", "tied"),
-        "BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced",
-    ),
-    Wrong(
-        "08.4",
-        "InstanceNorm too",
-        CONVERT.replace("(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)", "nn.modules.batchnorm._NormBase"),
-        ("found",),
-        "this is no BatchNorm",
-    ),
-    Wrong("08.4", "copies by state dict", CONVERT_BY_STATE_DICT, ("state", "facts", "tied"), "a copy is never trained"),
-    Wrong(
-        "08.4",
-        "parameters only",
-        CONVERT.replace("    new.running_mean, new.running_var = old.running_mean, old.running_var\n", ""),
-        ("state", "facts", "tied"),
-        "a new layer starts with buffers of its own",
-    ),
-    Wrong(
-        "08.4",
-        "always in training mode",
-        CONVERT.replace("new.train(old.training)", "new"),
-        ("facts",),
-        "this one was frozen in eval mode",
-    ),
-    Wrong(
-        "08.4",
-        "eps and momentum as usual",
-        CONVERT.replace(
-            "old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats", "old.num_features"
-        ),
-        ("facts",),
-        "give the new layer eps of the old one",
-    ),
-    Wrong(
-        "08.4",
-        "affine is taken for granted",
-        CONVERT.replace(
-            "new.weight, new.bias = old.weight, old.bias",
-            "new.weight.data, new.bias.data = old.weight.data, old.bias.data",
-        ),
-        ("state", "facts", "tied"),
-        "these are None",
-    ),
-    Wrong(
-        "08.4", "returns nothing", CONVERT.replace("return new.get(module, module)", "new"), ALL, "return the module"
-    ),
-    Wrong(
-        "08.4",
-        "the module itself is a BatchNorm",
-        CONVERT.replace("return new.get(module, module)", "return module"),
-        ("found",),
-        "the module given may be a BatchNorm itself",
-    ),
-    Wrong(
-        "08.4",
-        "the course's own",
-        "def convert(module):\n    return SyncBatchNorm.convert(module)\n",
-        ALL,
-        "this exercise is to write what it does",
-    ),
-    Wrong(
-        "08.4",
-        "torch's own class",
-        CONVERT.replace("SyncBatchNorm(", "nn.SyncBatchNorm("),
-        ALL,
-        "torch's own refuses CPU tensors",
-    ),
-    Wrong(
-        "08.4",
-        "into itself, without end",
-        CONVERT_CHILDREN.replace("convert(child)", "convert(module)"),
-        ALL,
-        "convert calls itself without end",
-    ),
-]
+    wrong("08.4", "children only", "found tied", "layers stand at any depth", CONVERT_CHILDREN,
+          "named_children()", "_modules.items()", "        setattr(module, name, convert(child))",
+          "        if isinstance(child, nn.modules.batchnorm._BatchNorm):\n"
+          "            setattr(module, name, synchronised(child))"),
+    wrong("08.4", "a layer is found once", "tied", "named_children and named_modules name it once", CONVERT_CHILDREN),
+    wrong("08.4", "one layer becomes three", "tied", "one layer became several", CONVERT_CHILDREN,
+          "module.named_children()", "list(module._modules.items())"),
+    wrong("08.4", "images only", "found facts tied",
+          "BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced", CONVERT,
+          "(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)", "nn.BatchNorm2d"),
+    wrong("08.4", "InstanceNorm too", "found", "this is no BatchNorm", CONVERT,
+          "(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)", "nn.modules.batchnorm._NormBase"),
+    wrong("08.4", "copies by state dict", "state facts tied", "a copy is never trained", CONVERT_BY_STATE_DICT),
+    wrong("08.4", "parameters only", "state facts tied", "a new layer starts with buffers of its own", CONVERT,
+          "    new.running_mean, new.running_var = old.running_mean, old.running_var\n", ""),
+    wrong("08.4", "always in training mode", "facts", "this one was frozen in eval mode", CONVERT,
+          "new.train(old.training)", "new"),
+    wrong("08.4", "eps and momentum as usual", "facts", "give the new layer eps of the old one", CONVERT,
+          "old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats", "old.num_features"),
+    wrong("08.4", "affine is taken for granted", "state facts tied", "these are None", CONVERT,
+          "new.weight, new.bias = old.weight, old.bias",
+          "new.weight.data, new.bias.data = old.weight.data, old.bias.data"),
+    wrong("08.4", "returns nothing", ALL, "return the module", CONVERT, "return new.get(module, module)", "new"),
+    wrong("08.4", "the module itself is a BatchNorm", "found", "the module given may be a BatchNorm itself", CONVERT,
+          "return new.get(module, module)", "return module"),
+    wrong("08.4", "the course's own", ALL, "this exercise is to write what it does",
+          "def convert(module):\n    return SyncBatchNorm.convert(module)\n"),
+    wrong("08.4", "torch's own class", ALL, "torch's own refuses CPU tensors", CONVERT, "SyncBatchNorm(",
+          "nn.SyncBatchNorm("),
+    wrong("08.4", "into itself, without end", ALL, "convert calls itself without end", CONVERT_CHILDREN,
+          "convert(child)", "convert(module)"),
+]  # fmt: skip

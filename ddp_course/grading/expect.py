@@ -18,8 +18,9 @@ the cases and ranks is told, so no judge loops over ranks. These make expectatio
     all_of   several, the first fault counts
     once     not on each rank; for files, and for what is told of all ranks together
 
-and any function of a `Seen` is one, too. A slip is a mistake and the value that it leads to. Where the reference can
-run with one knob turned (`turned`), it does, so that the table of mistakes cannot drift from what is right:
+and any function of a `Seen` is one, too (`first_mistake` is their table of causes). A round that may fail is an
+`Ending`. A slip is a mistake and the value that it leads to. Where the reference can run with one knob turned
+(`turned`), it does, so that the table of mistakes cannot drift from what is right:
 
     weights = equals("the last weights", one_process, turned(one_process, {"divide by the ranks": {"times": 2}}), "...")
 
@@ -36,14 +37,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from ddp_course.grading.compare import close, short
-from ddp_course.grading.exercise import Check, Exercise, Fault
+from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
 from ddp_course.grading.observe import LETTERS
-from ddp_course.grading.play import Act, Round, Seen, played
+from ddp_course.grading.play import Act, Note, Round, Seen, played
 
 Expect = Callable[[Seen], Fault | None]
 Slips = Callable[[Seen], Iterable[tuple[str, Any]]]  # (cause, the value that it leads to)
@@ -80,7 +82,7 @@ def exercise(
             for key, (_, _, expect, names) in checks.items():
                 for name in names.split():
                     if name not in seen:
-                        seen |= played(answer, act, next(r for r in chosen if name in dict(r.cases)))
+                        seen |= _outcomes(answer, act, next(r for r in chosen if name in dict(r.cases)))
                 yield key, first_fault(expect(each) for name in names.split() for each in seen[name])
 
     told = tuple(Check(key, words, points) for key, (words, points, _, _) in checks.items())
@@ -90,6 +92,33 @@ def exercise(
 def first_fault(faults: Iterable[Fault | None]) -> Fault | None:
     """Return the first that is one."""
     return next(filter(None, faults), None)
+
+
+def first_mistake(expected: str, mistakes: Mapping[str, Any], rank: int | None = None) -> Fault | None:
+    """Return a fault of the first mistake that was made; `mistakes` has by cause what was found, or nothing."""
+    return next((Fault(expected, str(found), rank, cause) for cause, found in mistakes.items() if found), None)
+
+
+@dataclass(frozen=True)
+class Ending(Round):
+    """A round that may fail: then all that is noted of each rank is "ended", the fault.
+
+    Args:
+        how: a pattern of what is said of such an end; any other one ends the check.
+    """
+
+    how: str = ""
+
+
+def _outcomes(answer: Answer, act: Act, chosen: Round) -> dict[str, list[Seen]]:
+    try:
+        return played(answer, act, chosen)
+    except AnswerFailed as failed:
+        fault = failed.fault
+        if not isinstance(chosen, Ending) or not re.search(chosen.how, fault.report or fault.expected):
+            raise
+        ended = [Note(ended=fault)] * chosen.world_size
+        return {name: [Seen(case, rank, ended) for rank in range(chosen.world_size)] for name, case in chosen.cases}
 
 
 # --- Expectations ------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """The answer bank: what an entry is, and how its text becomes a function, as if it had been run in a notebook.
 
 Beside each solution notebook is a file `bank.py` with IMPORTS, RIGHT and WRONG. Each wrong answer names the checks
-that it must fail (and no others may fail), and words of the hint that it must get.
+that it must fail (and no others may fail), and words of the hint that it must get. `right` and `wrong` make many of
+them from one text, most as edits of another answer.
 """
 
 import linecache
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -34,6 +36,42 @@ class Right:
     way: str
     source: str
     setup: str | None = None  # in place of the bank's imports
+
+
+def right(exercise: str, base: str, told: str) -> list[Right]:
+    """Return right answers; `told` has their ways, with the text of each as in `wrong`."""
+    return [Right(exercise, way, source) for way, source in _texts(base, told)]
+
+
+def wrong(exercise: str, base: str, told: str) -> list[Wrong]:
+    r"""Return wrong answers, most of which are nearly a right one.
+
+    Args:
+        base: the right one.
+        told: of each a line `mistake | keys of checks | hint`, maybe with `| limit_s`; it goes on in one that begins
+            with `| `. Indented by four below it is the whole answer, or `old => new` for each edit. A line of edits
+            without an arrow goes on with the new text, and `\n` is a new line.
+    """
+    found = []
+    for head, source in _texts(base, told):
+        mistake, keys, hint, *limit_s = head.split(" | ")
+        fails = ALL if keys == ALL else tuple(keys.split())
+        found.append(Wrong(exercise, mistake, source, fails, hint, *map(float, limit_s)))
+    return found
+
+
+def _texts(base: str, told: str) -> Iterator[tuple[str, str]]:
+    for entry in re.split(r"\n(?=\S)", told.strip("\n").replace("\n| ", " | ")):
+        head, _, body = entry.partition("\n")
+        body, source = re.sub("(?m)^ {4}", "", body), base
+        if re.match("(def|class|from|import) ", body):
+            source = f"\n{body}\n"
+        else:
+            for edit in re.split(r"\n(?=.* =>)", body):
+                old, new = (part.replace(r"\n", "\n") for part in re.split(" => ?", edit))
+                assert old in source, f"{head}: there is no {old!r} to edit"
+                source = source.replace(old, new)
+        yield head, source
 
 
 def answers(kind: str) -> list:

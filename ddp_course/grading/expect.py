@@ -89,6 +89,11 @@ def exercise(
     return Exercise(id, title, function, minutes, told, judge, tuple((hints or {}).items()), refused)
 
 
+def called(function: Callable, case: Any, rank: int, world_size: int) -> Any:
+    """An `act` for a function of plain arguments, which know nothing of ranks: the case has them in order."""
+    return function(*case)
+
+
 def first_fault(faults: Iterable[Fault | None]) -> Fault | None:
     """Return the first that is one."""
     return next(filter(None, faults), None)
@@ -153,7 +158,7 @@ def equals(
         cause = cause or next((slip for slip, value in slips(seen) if close(found, value, tolerance)), "")
         cause = cause or (otherwise if isinstance(otherwise, str) else otherwise(seen, found))
         words = f"{what} {short(shown(wanted))}" if isinstance(what, str) else what(seen, wanted)
-        return Fault(words, short(shown(found)), seen.rank, cause)
+        return Fault(words, short(shown(found)), seen.rank if seen.world_size > 1 else None, cause)
 
     return expect
 

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+import torch
+
+from ddp_course.grading import observe
+from ddp_course.grading.play import Seen
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 @contextmanager
@@ -30,52 +37,52 @@ def fresh_folder() -> Iterator[Path]:
         yield folder
 
 
-@dataclass
-class FileEvents:
-    """What this process does to the files of a folder, from now to its end: a hook cannot be taken back."""
-
-    folder: str
-    slow_s: float = 0.0  # to wait at each event, so that who does not wait for the writer is seen
-    events: list[tuple] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        sys.addaudithook(self._hook)
-
-    def _hook(self, event: str, args: tuple) -> None:
-        if event == "open" and _is_writing(args[2]):
-            self._note("write", args[0])
-        elif event == "os.rename":
-            self._note("rename", args[0], args[1])
-        elif event == "os.remove":
-            self._note("remove", args[0])
-
-    def _note(self, kind: str, *names: object) -> None:
-        paths = [os.path.abspath(os.fsdecode(name)) for name in names if isinstance(name, str | bytes | os.PathLike)]
-        if any(os.path.dirname(path) == self.folder for path in paths):
-            self.events.append((kind, *paths))
-            time.sleep(self.slow_s)
-
-
-def _is_writing(flags: object) -> bool:
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-
-
 @contextmanager
-def synced_files(function: Callable, events: list[tuple]) -> Iterator[None]:
-    """Within the block, note each `fsync` of a file, with the file's size at that moment, also among `events`."""
-    real = {name: getattr(os, name) for name in ("fsync", "fdatasync") if hasattr(os, name)}
+def file_events(function: Callable, path: str, slow_s: float = 0.0) -> Iterator[list[tuple]]:
+    """Within the block, note what `function` does to the files of a folder.
 
-    def noting(sync: Callable) -> Callable:
-        def noted(file):
-            found = os.fstat(file if isinstance(file, int) else file.fileno())
-            if stat.S_ISREG(found.st_mode):  # not the folder
-                events.append(("fsync", found.st_size))
-            return sync(file)
+    An event is ("write" or "remove", path), ("rename", from, to), or ("fsync", size of the file at that moment).
 
-        return noted
+    Args:
+        path: of a file in the folder.
+        slow_s: to wait at each event, so that who does not wait for the writer is seen.
+    """
+    events: list[tuple] = []
 
-    fakes = {name: noting(sync) for name, sync in real.items()}
+    def watch(event: str, args: tuple) -> None:
+        if event == "open" and isinstance(args[2], int) and args[2] & WRITING:
+            note("write", args[0])
+        elif event in ("os.rename", "os.remove"):
+            note(event.removeprefix("os."), *args[:2])
+
+    def note(kind: str, *names: object) -> None:
+        paths = [os.path.abspath(os.fsdecode(name)) for name in names if isinstance(name, str | bytes | os.PathLike)]
+        if any(os.path.dirname(found) == os.path.dirname(path) for found in paths):
+            events.append((kind, *paths))
+            time.sleep(slow_s)
+
+    def synced(sync: Callable, file: Any) -> None:
+        found = os.fstat(file if isinstance(file, int) else file.fileno())
+        if stat.S_ISREG(found.st_mode):  # not the folder
+            events.append(("fsync", found.st_size))
+        sync(file)
+
+    fakes = {name: partial(synced, getattr(os, name)) for name in ("fsync", "fdatasync") if hasattr(os, name)}
     known = getattr(function, "__globals__", {})  # "from os import fsync" in the notebook
-    renamed = {key: fakes[name] for key, value in known.items() for name, sync in real.items() if value is sync}
-    with mock.patch.multiple(os, **fakes), mock.patch.dict(known, renamed):
-        yield
+    renamed = {key: fake for key, value in known.items() for name, fake in fakes.items() if value is getattr(os, name)}
+    with observe.audited(watch), mock.patch.multiple(os, **fakes), mock.patch.dict(known, renamed):
+        yield events
+
+
+def other_writer(seen: Seen) -> str:
+    """Say which rank but rank 0 has written, by the notes called "events"."""
+    writers = (r for r, note in enumerate(seen.everyone) if r and any(event[0] == "write" for event in note["events"]))
+    return next((f"rank {rank} opens a file for writing" for rank in writers), "")
+
+
+def read(path: str | Path, of: Callable[[Any], Any] = lambda state: state) -> Any:
+    """Return what `of` takes from a file of torch.save; or a text, why there is nothing."""
+    try:
+        return of(torch.load(path, weights_only=True))
+    except Exception as error:
+        return f"a file that cannot be read ({type(error).__name__})" if os.path.exists(path) else "no file"

@@ -10,220 +10,197 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ddp_course.grading import observe
-from ddp_course.grading.compare import short
-from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
-from judges.checkpointing.files import FileEvents, fresh_folder, synced_files
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Ending, all_of, equals, exercise, first_mistake, once
+from ddp_course.grading.play import Note, Round, Seen
+from judges.checkpointing.files import file_events, fresh_folder, read
 
-SLOW_S = 0.1  # at each step of the writer
-LATE_S = 0.2  # the writer comes last
-MOST_BYTES = 20_000  # that a file may have, where the writing is to fail
-LARGE = 100_000  # numbers in a state that has more
-
-Note = dict[str, Any]
+SLOW_S, LATE_S = 0.1, 0.2  # of the writer: at each step, and before it begins
+ROWS, OLD = 50, [0.0, 3, 0]  # of a state; what stands for the old one, as `Case.state`
+MOST_BYTES, LARGE = 20_000, 100_000  # that a file may have where the writing is to fail; numbers that need more
 
 
-def save_driver(rank: int, world_size: int, function: Callable, path: str, values: list[float]) -> Note:
-    """Save over an old file, rank 0 late and slow; note what this rank did, and what it found when it went on."""
+@dataclass(frozen=True)
+class Case:
+    """A file, the weights of each rank's state, and what becomes of a rank that writes too much: an error, or death."""
+
+    path: str
+    values: list[int]
+    too_much: signal.Handlers | None = None
+
+    def state(self, rank: int) -> list:
+        """Return what tells a rank's state from others: weights, how many, step."""
+        return [float(self.values[rank]), ROWS, self.values[rank]]
+
+    def content(self) -> Any:
+        """Return the same of the file, or why there is none."""
+        return read(self.path, lambda state: [state["w"].double().mean().item(), len(state["w"]), state.get("step")])
+
+    def left(self) -> str:
+        """Return the name of a file beside it, if there is one."""
+        return next((other.name for other in Path(self.path).parent.iterdir() if str(other) != self.path), "")
+
+
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Save over an old file: rank 0 late and slow; or more than a file may hold."""
+    path = Path(case.path)
     if rank == 0:
-        torch.save({"w": torch.zeros(3)}, path)
-    torch.distributed.barrier()
-    files = FileEvents(os.path.dirname(path), SLOW_S if rank == 0 else 0.0)
-    time.sleep(LATE_S if rank == 0 else 0.0)
-    state = {"w": torch.full((50,), values[rank]), "step": int(values[rank])}
-    with synced_files(function, files.events), observe.Collectives() as seen:
-        function(rank, world_size, state, Path(path))
-    return {
-        "events": files.events,
-        "calls": len(seen.calls),
-        "found": _content(path),
-        "size": os.path.getsize(path),
-    }
+        torch.save({"w": torch.zeros(3), "step": 0}, path)
+    dist.barrier()
+    if case.too_much is not None:
+        with file_limit(case.too_much):
+            function(rank, world_size, {"w": torch.ones(LARGE), "step": 2}, path)
+        return Note()
+    time.sleep(0 if rank else LATE_S)
+    state = {"w": torch.full((ROWS,), float(case.values[rank])), "step": case.values[rank]}
+    with file_events(function, case.path, 0 if rank else SLOW_S) as events, observe.Collectives() as seen:
+        function(rank, world_size, state, path)
+    size = path.stat().st_size if path.exists() else 0
+    return Note(events=events, talked=len(seen.calls), found=case.content(), size=size)
 
 
-def failing_driver(rank: int, world_size: int, function: Callable, path: str, deadly: bool) -> str | None:
-    """Save more than a file may hold; return the name of the exception that came out."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if deadly else signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, hard))
+@contextmanager
+def file_limit(too_much: signal.Handlers) -> Iterator[None]:
+    """Within the block, no file may have more than `MOST_BYTES`."""
+    handler, limits = signal.signal(signal.SIGXFSZ, too_much), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, limits[1]))
     try:
-        function(rank, world_size, {"w": torch.ones(LARGE), "step": 2}, Path(path))
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        return type(error).__name__
+        yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    return None
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def save_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random, folder: Path) -> list[Round]:
     """Save with several ranks, then let the writing fail, then let it kill."""
     world_size = rng.choice((2, 3, 4))
-    values = [float(value) for value in rng.sample(range(1, 100), world_size)]
-    with fresh_folder() as folder:
-        path = str(folder / "last.pt")
-        notes = answer.run(save_driver, world_size, path, values, init=True)
-        left = [name for name in os.listdir(folder) if name != "last.pt"]
-        yield "content", _content_fault(_content(path), values, left)
-    yield "writer", next(filter(None, (_writer_fault(rank, note, path) for rank, note in enumerate(notes))), None)
-    yield "fsync", _fsync_fault(notes[0], path)
-    yield "wait", next(filter(None, (_wait_fault(rank, note, values) for rank, note in enumerate(notes))), None)
-    yield "failed", _failed_fault(answer)
-    yield "killed", _killed_fault(answer)
+    values = rng.sample(range(1, 100), world_size)
+
+    def case(name: str, *args: Any) -> list[tuple[str, Case]]:
+        (folder / name).mkdir()
+        return [(name, Case(str(folder / name / "last.pt"), *args))]
+
+    return [
+        Round(world_size, case("saved", values)),
+        Round(1, case("failed", [], signal.SIG_IGN), (Exception,)),
+        Ending(1, case("killed", [], signal.SIG_DFL), (Exception,), how="SIGXFSZ"),
+    ]
 
 
-def _content(path: str) -> Any:
-    """Return what tells one state from another, or why there is none."""
-    try:
-        state = torch.load(path, weights_only=True)
-        return [state["w"].double().mean().item(), len(state["w"]), state.get("step")]
-    except Exception as error:
-        return f"a file that cannot be read ({type(error).__name__})" if os.path.exists(path) else "no file"
+# --- What is expected ------------------------------------------------------------------------------
+
+state = equals(
+    "rank 0's state: weights, their number, and step",
+    lambda seen: seen.case.state(0),
+    lambda seen: [
+        ("the new file never came to its name: os.replace", OLD),
+        *((f"rank {r} wrote this; only rank 0 may write", seen.case.state(r)) for r in range(seen.world_size)),
+    ],
+    "save the state as it is given, all of it",
+    of=lambda seen: seen.case.content(),
+    form=lambda found: "save with torch.save, under the name that is given" if isinstance(found, str) else "",
+)
 
 
-def _content_fault(found: Any, values: list[float], left: list[str]) -> Fault | None:
-    expected = [values[0], 50, int(values[0])]
-    if found == expected:
-        return Fault("one file in the folder", f"also {left[0]}", cause="rename it, or remove it") if left else None
-    if isinstance(found, str):
-        return Fault("rank 0's state in the file", found, cause="save with torch.save, under the name that is given")
-    if found[1] != 50:
-        return Fault(
-            "rank 0's state in the file", "the old state", cause="the new file never came to its name: os.replace"
-        )
-    if found[0] in values[1:]:
-        cause = f"this is the state of rank {values.index(found[0])}; only rank 0 may write"
-    else:
-        cause = "save the state as it is given, all of it"
-    return Fault(f"step {expected[2]} and weights of {short(expected[0])}", f"{short(found)}", cause=cause)
+def alone(seen: Seen) -> Fault | None:
+    """No other file is in the folder."""
+    left = seen.case.left()
+    return first_mistake("one file in the folder", {"rename it, or remove it": left and f"also {left}"})
 
 
-def _writer_fault(rank: int, note: Note, path: str) -> Fault | None:
-    expected = "rank 0 alone writes, under another name in the same folder, and renames"
-    events = [event for event in note["events"] if event[0] != "fsync"]
-    if rank > 0:
-        if not events:
-            return None
+def writer(seen: Seen) -> Fault | None:
+    """Rank 0 writes beside the file and renames; no other rank does anything."""
+    path, events = seen.case.path, [event for event in seen["events"] if event[0] != "fsync"]
+    if seen.rank:
         cause = "this rank has the same weights, so its file is not needed, and two writers mix: if rank == 0"
-        return Fault("no file opened on this rank", f"{len(events)} file operations", rank, cause)
-    renames = [event for event in events if event[0] == "rename" and event[2] == path]
-    if ("write", path) in events:
-        cause = "this writes in place: from the first moment on, the old file is gone; write to another name"
-        return Fault(expected, f"{os.path.basename(path)} itself was opened for writing", rank, cause)
-    if ("remove", path) in events or any(event[:2] == ("rename", path) for event in events):
-        cause = "from then to the rename there is no file under the name at all; os.replace replaces it in one step"
-        return Fault(expected, "the old file was taken away first", rank, cause)
-    if not renames:
-        return Fault(expected, "no rename to the name that is given", rank, "os.replace(unfinished, path)")
-    if os.path.dirname(renames[0][1]) != os.path.dirname(path):
-        cause = (
-            "take the same folder: a rename is atomic within one file system only, and another folder may be elsewhere"
-        )
-        return Fault(expected, "the file came from another folder", rank, cause)
-    return None
+        found = events and f"{len(events)} file operations"
+        return first_mistake("no file opened on this rank", {cause: found}, seen.rank)
+    froms = [event[1] for event in events if event[0] == "rename" and event[2] == path]
+    taken = ("remove", path) in events or any(event[:2] == ("rename", path) for event in events)
+    return first_mistake("rank 0 alone writes, under another name in the same folder, and renames", {
+        "this writes in place: from the first moment on, the old file is gone; write to another name":
+            ("write", path) in events and f"{os.path.basename(path)} itself was opened for writing",
+        "from then to the rename there is no file under the name at all; os.replace replaces it in one step":
+            taken and "the old file was taken away first",
+        "os.replace(unfinished, path)": not froms and "no rename to the name that is given",
+        "take the same folder: a rename is atomic within one file system only, and another folder may be elsewhere":
+            froms and os.path.dirname(froms[0]) != os.path.dirname(path) and "the file came from another folder",
+    }, 0)  # fmt: skip
 
 
-def _fsync_fault(note: Note, path: str) -> Fault | None:
-    kinds = [event[0] for event in note["events"]]
-    expected = "fsync of the whole file, then the rename"
-    if "fsync" not in kinds:
-        cause = "after a power cut the new name may be there and the bytes not: os.fsync(file.fileno())"
-        return Fault(expected, "no fsync of a file", 0, cause)
-    renamed = [i for i, event in enumerate(note["events"]) if event[0] == "rename" and event[2] == path]
-    before = note["events"][: renamed[0]] if renamed else note["events"]
-    sizes = [event[1] for event in before if event[0] == "fsync"]
-    if not sizes:
-        return Fault(expected, "the rename comes first", 0, "until the fsync, the new name may stand for no bytes")
-    if max(sizes) < note["size"]:
-        cause = "Python still holds the rest in its buffer: file.flush() before os.fsync"
-        return Fault(expected, f"fsync of {max(sizes)} of {note['size']} bytes", 0, cause)
-    return None
+def fsync(seen: Seen) -> Fault | None:
+    """All bytes are on the disk before the rename."""
+    events, size = seen["events"], seen["size"]
+    renamed = next((i for i, e in enumerate(events) if e[0] == "rename" and e[2] == seen.case.path), None)
+    synced = [event[1] for event in events[:renamed] if event[0] == "fsync"]
+    return first_mistake("fsync of the whole file, then the rename", {
+        "after a power cut the new name may be there and the bytes not: os.fsync(file.fileno())":
+            all(event[0] != "fsync" for event in events) and "no fsync of a file",
+        "until the fsync, the new name may stand for no bytes": not synced and "the rename comes first",
+        "Python still holds the rest in its buffer: file.flush() before os.fsync":
+            synced and max(synced) < size and f"fsync of {max(synced)} of {size} bytes",
+    }, 0)  # fmt: skip
 
 
-def _wait_fault(rank: int, note: Note, values: list[float]) -> Fault | None:
-    found, expected = note["found"], "the new file is there when the function returns"
-    if not isinstance(found, str) and found[0] == values[0] and note["calls"]:
-        return None
-    what = found if isinstance(found, str) else "the old file" if found[1] != 50 else "another rank's state"
-    if not note["calls"]:
-        return Fault(expected, f"{what}; no collective was called", rank, "nobody waits: dist.barrier() at the end")
-    cause = "the ranks meet before the file is there; dist.barrier() must come after the rename, on every rank"
-    return Fault(expected, what, rank, cause)
+def wait(seen: Seen) -> Fault | None:
+    """The new file is there when a rank goes on."""
+    found = seen["found"]
+    what = found if isinstance(found, str) else "the old file" if found == OLD else "another state"
+    return first_mistake("the new file is there when the function returns", {
+        "nobody waits: dist.barrier() at the end": not seen["talked"] and "no collective was called",
+        "the ranks meet before the file is there; dist.barrier() must come after the rename, on every rank":
+            found != seen.case.state(0) and what,
+    }, seen.rank)  # fmt: skip
 
 
-def _failed_fault(answer: Answer) -> Fault | None:
-    with fresh_folder() as folder:
-        torch.save({"w": torch.zeros(3)}, folder / "last.pt")
-        error = answer.run(failing_driver, 1, str(folder / "last.pt"), False, init=True)[0]
-        found, left = _content(str(folder / "last.pt")), [name for name in os.listdir(folder) if name != "last.pt"]
-    expected = "the disk is full half way: the old file as it was, no other file, and the exception comes out"
-    if found != [0.0, 3, None]:
-        return Fault(expected, _lost(found), cause=_lost_cause(found))
-    if error is None:
-        cause = "the exception is swallowed, so the run goes on and nobody knows that nothing was saved; raise it"
-        return Fault(expected, "no exception", cause=cause)
-    if left:
-        cause = "half a file stays behind and fills the disk; remove it when the writing fails: try, except, raise"
-        return Fault(expected, f"{left[0]} is left behind", cause=cause)
-    return None
-
-
-def _killed_fault(answer: Answer) -> Fault | None:
-    with fresh_folder() as folder:
-        torch.save({"w": torch.zeros(3)}, folder / "last.pt")
-        try:
-            answer.run(failing_driver, 1, str(folder / "last.pt"), True, init=True)
-        except AnswerFailed as failed:
-            if "SIGXFSZ" not in failed.fault.report:  # not the killing that was meant
-                raise
-        found = _content(str(folder / "last.pt"))
-    if found == [0.0, 3, None]:
-        return None
-    return Fault("the rank is killed half way: the old file as it was", _lost(found), cause=_lost_cause(found))
-
-
-def _lost(found: Any) -> str:
-    return found if isinstance(found, str) else "another state"
-
-
-def _lost_cause(found: Any) -> str:
-    if found == "no file":
-        return "the old file is removed before the new one is there; os.replace needs no removing"
-    return (
+def survives(seen: Seen) -> Fault | None:
+    """The old file is as it was; a writer that lives says that it failed, and leaves nothing else."""
+    found, left, lives = seen.case.content(), seen.case.left(), seen.case.too_much == signal.SIG_IGN
+    when = "the disk is full half way: no other file, an exception, and" if lives else "the rank is killed half way:"
+    return first_mistake(f"{when} the old file as it was", {
+        "the old file is removed before the new one is there; os.replace needs no removing":
+            found == "no file" and found,
         "the old file is gone with the first byte of the new one; write to another name, then os.replace. Or half a "
-        "file was renamed: an unbuffered write may write less than it was given, and does not raise"
-    )
+        "file was renamed: an unbuffered write may write less than it was given, and does not raise":
+            found != OLD and (found if isinstance(found, str) else "another state"),
+        "the exception is swallowed, so the run goes on and nobody knows that nothing was saved; raise it":
+            lives and not seen["error"] and "no exception",
+        "half a file stays behind and fills the disk; remove it when the writing fails: try, except, raise":
+            lives and left and f"{left} is left behind",
+    })  # fmt: skip
 
 
-SAVE = Exercise(
+SAVE = exercise(
     "10.1",
     "One atomic writer",
     "save_atomically",
     20,
-    (
-        Check("content", "the file holds rank 0's state", 1),
-        Check("writer", "rank 0 alone writes, beside the file, and renames", 2),
-        Check("fsync", "the bytes are on the disk before the rename", 1),
-        Check("wait", "no rank goes on before the file is there", 1),
-        Check("failed", "a write that fails leaves the old file, and nothing else", 2),
-        Check("killed", "a rank killed while it writes leaves the old file", 1),
-    ),
-    save_judge,
+    act=act,
+    rounds=rounds,
+    within=fresh_folder,
+    checks={
+        "content": ("the file holds rank 0's state", 1, once(all_of(state, alone)), "saved"),
+        "writer": ("rank 0 alone writes, beside the file, and renames", 2, writer, "saved"),
+        "fsync": ("the bytes are on the disk before the rename", 1, once(fsync), "saved"),
+        "wait": ("no rank goes on before the file is there", 1, wait, "saved"),
+        "failed": ("a write that fails leaves the old file, and nothing else", 2, survives, "failed"),
+        "killed": ("a rank killed while it writes leaves the old file", 1, survives, "killed"),
+    },
     refused=("ddp_course.checkpoint.file.save_checkpoint", "ddp_course.checkpoint.folder.Checkpointer"),
-    hints=(
-        (r"unsupported operand type.*Path", "path is a pathlib.Path: path.with_name(...), or text of it: str(path)"),
-        (
-            r"never entered|lost the connection|no result after",
-            "a barrier that not every rank enters; it must stand outside of `if rank == 0`",
-        ),
-    ),
+    hints={
+        r"unsupported operand type.*Path": "path is a pathlib.Path: path.with_name(...), or text of it: str(path)",
+        r"never entered|lost the connection|no result after": "a barrier that not every rank enters; it must stand "
+        "outside of `if rank == 0`",
+    },
 )

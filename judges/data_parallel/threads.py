@@ -7,194 +7,150 @@ unequally, or tell whether gradients were on. Read next: `home.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
 from random import Random
 from unittest import mock
 
 import torch
 
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
-from ddp_course.launcher.failure import describe
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, exercise, first_mistake
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 
 MEET_S = 1.0  # how long a replica waits for the others
+WORK_S = 0.03  # so that a caller which does not wait for its threads shows it
 
 
 class ShardLost(Exception):
     """What a replica of the judge raises on purpose."""
 
 
-def threads_driver(rank: int, world_size: int, function: Callable, values: list[int]) -> dict:
-    """Call the function in several situations; note what came of each."""
-    # The last words of a thread name our files; the check says it better.
-    with mock.patch.object(threading, "excepthook", lambda args: None):
-        ready = [(torch.tensor(float(value)),) for value in values]
-        return {
-            "order": _outcome(function, [_slow(place, len(values)) for place in range(len(values))], ready),
-            "together": _outcome(function, [_meets(threading.Barrier(len(values)))] * len(values), ready),
-            "error": _failing(function, ready),
-            "gradients": _modes(function, ready),
-            "arguments": _outcome(function, [_adds] * 2, [(torch.tensor(1.0), torch.tensor(10.0)), (2, 20)]),
-            "left": [t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon],
-        }
+class Replica:
+    """A replica that takes a while, and tells when it began and ended."""
+
+    def __init__(self, forward, work_s: float = WORK_S):
+        self.forward, self.work_s = forward, work_s
+        self.began = self.ended = False
+
+    def __call__(self, *args):
+        self.began = True
+        time.sleep(self.work_s)
+        result = self.forward(*args)
+        self.ended = True
+        return result
 
 
-def _outcome(function: Callable, replicas: list, inputs: list) -> dict:
-    try:
-        return {"value": plain(function(replicas, inputs))}
-    except NotImplementedError:
-        raise
-    except ShardLost as error:
-        return {"lost": str(error)}
-    except Exception as error:
-        return {"story": describe(error, 0).story}
+def replicas_of(kind: str, count: int) -> list[Replica]:
+    """Return the replicas of a case."""
+    meeting = threading.Barrier(count)
 
-
-def _failing(function: Callable, inputs: list) -> dict:
-    """Let replica 1 fail while the last one is still at work; note whether the caller waited for it."""
-    started, ended = [], []
-
-    def slow(x):
-        started.append(True)
-        _wait(0.4)
-        ended.append(True)
-
-    outcome = _outcome(function, [_doubles, _fails, *[slow] * (len(inputs) - 2)], inputs)
-    return outcome | {"ended": len(ended) == len(started)}
-
-
-def _modes(function: Callable, inputs: list) -> dict:
-    with torch.no_grad():
-        off = _outcome(function, [_tells_mode] * len(inputs), inputs)
-    return {"on": _outcome(function, [_tells_mode] * len(inputs), inputs), "off": off}
-
-
-def _wait(seconds: float = 0.03) -> None:
-    """Take a while, so that a caller which does not wait for its threads shows it."""
-    threading.Event().wait(seconds)
-
-
-def _doubles(x):
-    _wait()
-    return x * 2
-
-
-def _adds(x, y):
-    _wait()
-    return x + y
-
-
-def _tells_mode(x):
-    _wait()
-    return torch.is_grad_enabled()
-
-
-def _fails(x):
-    _wait()
-    raise ShardLost("replica 1 lost its shard")
-
-
-def _slow(place: int, count: int) -> Callable:
-    def forward(x):
-        _wait(0.03 * (count - place))  # the first one takes longest, so replicas do not end in their order
-        return x * 2
-
-    return forward
-
-
-def _meets(barrier: threading.Barrier) -> Callable:
-    def forward(x):
+    def meets(x):
         try:
-            barrier.wait(MEET_S)
+            meeting.wait(MEET_S)
         except threading.BrokenBarrierError:
             return "alone"
-        return _doubles(x)
+        return x * 2
 
-    return forward
+    def fails(x):
+        raise ShardLost("replica 1 lost its shard")
 
-
-def threads_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """One run with several replicas: order, being at once, arguments, errors, and the mode of autograd."""
-    values = rng.sample(range(1, 50), rng.choice((3, 4)))
-    note = answer.run(threads_driver, 1, values)[0]
-    doubled = [2.0 * value for value in values]
-    yield "order", _value_fault(note["order"], doubled)
-    yield "together", _together_fault(note["together"], doubled)
-    yield "arguments", _any_order_fault(note["arguments"], [11.0, 22])
-    yield "error", _error_fault(note["error"], note["left"])
-    yield "gradients", _mode_fault(note["gradients"])
+    if kind == "order":  # the first one takes longest, so replicas do not end in their order
+        return [Replica(lambda x: x * 2, WORK_S * (count - place)) for place in range(count)]
+    if kind == "error":  # replica 1 fails while the last one is still at work
+        return [Replica(lambda x: x * 2), Replica(fails), *(Replica(lambda x: x, 0.4) for _ in range(count - 2))]
+    forward = {"together": meets, "arguments": lambda x, y: x + y}.get(kind, lambda x: torch.is_grad_enabled())
+    return [Replica(forward) for _ in range(count)]
 
 
-def _value_fault(outcome: dict, right: list) -> Fault | None:
-    found = outcome.get("value")
-    if found == right:
-        return None
-    expected = f"{right}, in the order of the replicas"
-    if "story" in outcome:
-        return Fault(expected, report=outcome["story"], cause="call replicas[i](*inputs[i]): each input is a tuple")
-    if isinstance(found, list) and None not in found and sorted(map(str, found)) == sorted(map(str, right)):
-        cause = "these stand in the order in which the threads ended; keep each result under its replica's number"
-    elif isinstance(found, list) and (None in found or len(found) < len(right)):
-        cause = "results are missing: wait for every thread with join() before you return"
-    else:
-        cause = "return a list with what each replica returned"
-    return Fault(expected, repr(found), cause=cause)
+def act(function, case: tuple[str, list], rank: int, world_size: int) -> Note:
+    """A case is its kind, and the arguments of each replica; note the result or the error, and who is still at work."""
+    kind, arguments = case
+    replicas, value, lost = replicas_of(kind, len(arguments)), None, False
+    inputs = [tuple(torch.tensor(x) if isinstance(x, float) else x for x in given) for given in arguments]
+    # The last words of a thread name our files; the check says it better.
+    with mock.patch.object(threading, "excepthook", lambda args: None), torch.set_grad_enabled(kind != "off"):
+        try:
+            value = plain(function(replicas, inputs))
+        except ShardLost:
+            lost = True
+        late = [replica.began and not replica.ended for replica in replicas if replica.work_s > WORK_S]
+        threads = sum(not thread.daemon for thread in threading.enumerate()) - 1
+        time.sleep(0.1 * threads)  # for their last words
+    return Note(value=value, lost=lost, left=any(late) or threads)
 
 
-def _together_fault(outcome: dict, right: list) -> Fault | None:
-    if "alone" in (outcome.get("value") or []):
-        cause = "one replica after the other: start a thread for each replica, and join them when all have started"
-        return Fault("all replicas inside forward at the same time", "a replica that waited alone", cause=cause)
-    return _any_order_fault(outcome, right)
+def rounds(rng: Random) -> list[Round]:
+    """Several replicas: order, being at once, arguments, errors, and the mode of autograd."""
+    one = [(float(value),) for value in rng.sample(range(1, 50), rng.choice((3, 4)))]
+    cases = {"arguments": [(1.0, 10.0), (2, 20)]}
+    kinds = ("order", "together", "arguments", "error", "on", "off")
+    return [Round(1, [(kind, (kind, cases.get(kind, one))) for kind in kinds], (Exception,), init=False)]
 
 
-def _any_order_fault(outcome: dict, right: list) -> Fault | None:
-    """In another order is right here: that is another check's affair."""
-    found = outcome.get("value")
-    if isinstance(found, list) and sorted(map(str, found)) == sorted(map(str, right)):
-        return None
-    return _value_fault(outcome, right)
+def results(in_order: bool) -> Expect:
+    """Expect what each replica returned; that another order is wrong is one check's affair."""
+
+    def expect(seen: Seen) -> Fault | None:
+        kind, given = seen.case
+        right, found = [sum(args) if kind == "arguments" else 2 * args[0] for args in given], seen["value"]
+        expected, is_list, these = f"{right}, in the order of the replicas", isinstance(found, list), repr(found)
+        if seen["story"]:
+            return Fault(expected, report=seen["story"], cause="call replicas[i](*inputs[i]): each input is a tuple")
+        permuted = is_list and sorted(map(str, found)) == sorted(map(str, right))
+        if found == right or (permuted and not in_order):
+            return None
+        return first_mistake(expected, {
+            "one replica after the other: start a thread for each replica, and join them when all have started":
+                is_list and "alone" in found and "a replica that waited alone",
+            "these stand in the order in which the threads ended; keep each result under its replica's number":
+                permuted and these,
+            "results are missing: wait for every thread with join() before you return":
+                is_list and (None in found or len(found) < len(right)) and these,
+            "return a list with what each replica returned": these,
+        })  # fmt: skip
+
+    return expect
 
 
-def _error_fault(outcome: dict, left: list[str]) -> Fault | None:
+def error(seen: Seen) -> Fault | None:
+    """The replica's error comes out, when all threads have ended."""
     expected = "the error of replica 1, raised by parallel_apply: ShardLost: replica 1 lost its shard"
-    if "value" in outcome:
-        cause = "an error in a thread ends only the thread; catch it there, and raise it again after all have joined"
-        return Fault(expected, f"a result: {outcome['value']}", cause=cause)
-    if "story" in outcome:
-        return Fault(expected, report=outcome["story"], cause="raise the replica's own error again, not another one")
-    if left or not outcome["ended"]:
-        return Fault("no thread left", "one still running", cause="join all threads before you raise")
-    return None
+    if seen["story"]:
+        return Fault(expected, report=seen["story"], cause="raise the replica's own error again, not another one")
+    return first_mistake(expected, {
+        "an error in a thread ends only the thread; catch it there, and raise it again after all have joined":
+            not seen["lost"] and f"a result: {seen['value']}",
+        "join all threads before you raise": seen["left"] and "a thread still running",
+    })  # fmt: skip
 
 
-def _mode_fault(note: dict) -> Fault | None:
-    for state, right in (("on", True), ("off", False)):
-        outcome = note[state]
-        found = outcome.get("value")
-        if isinstance(found, list) and found and all(value is right for value in found):
-            continue
-        cause = (
-            "whether autograd records is a matter of each thread: note torch.is_grad_enabled() in the caller, and use "
-            "torch.set_grad_enabled in each thread"
-        )
-        expected = f"gradients {state} in the threads, as in the caller"
-        return Fault(expected, repr(found), report=outcome.get("story", ""), cause=cause)
-    return None
+def mode(seen: Seen) -> Fault | None:
+    """Gradients are recorded in the threads as in the caller."""
+    kind, found = seen.case[0], seen["value"]
+    if isinstance(found, list) and found and all(value is (kind == "on") for value in found):
+        return None
+    cause = (
+        "whether autograd records is a matter of each thread: note torch.is_grad_enabled() in the caller, and use "
+        "torch.set_grad_enabled in each thread"
+    )
+    expected = f"gradients {kind} in the threads, as in the caller"
+    return Fault(expected, repr(found), report=seen["story"] or "", cause=cause)
 
 
-THREADS = Exercise(
+THREADS = exercise(
     "02.2",
     "Apply in parallel",
     "parallel_apply",
     20,
-    (
-        Check("order", "results in the order of the replicas", 1),
-        Check("together", "all replicas at the same time", 2),
-        Check("arguments", "each replica with its own arguments", 1),
-        Check("error", "an error in a thread is raised again", 1),
-        Check("gradients", "autograd is on or off as in the caller", 1),
-    ),
-    threads_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "order": ("results in the order of the replicas", 1, results(in_order=True), "order"),
+        "together": ("all replicas at the same time", 2, results(in_order=False), "together"),
+        "arguments": ("each replica with its own arguments", 1, results(in_order=False), "arguments"),
+        "error": ("an error in a thread is raised again", 1, error, "error"),
+        "gradients": ("autograd is on or off as in the caller", 1, mode, "on off"),
+    },
     refused=("torch.nn.parallel.parallel_apply.parallel_apply", "ddp_course.parallel.data_parallel.parallel_apply"),
 )

@@ -13,7 +13,8 @@ import hashlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,14 +25,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from ddp_course.grading.compare import close
-from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
-from judges.checkpointing.files import FileEvents, fresh_folder
+from ddp_course.grading import tasks
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Ending, exercise, first_mistake, once
+from ddp_course.grading.play import Note, Round, Seen
+from judges.checkpointing.files import file_events, fresh_folder, other_writer
+from judges.checkpointing.resume import refusal, same
 
 BATCHES, ROWS = 5, 4  # of an epoch, of a batch on one rank
-
-Note = dict[str, Any]
 
 
 class Rows(Dataset):
@@ -55,261 +56,232 @@ class Run:
 
     def __init__(self, rank: int, world_size: int, seed: int, killed: tuple[int, int]):
         torch.manual_seed(seed)
-        self.model = nn.parallel.DistributedDataParallel(
-            nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 1))
-        )
+        net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 1))
+        self.model = nn.parallel.DistributedDataParallel(net)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.local_batch = ROWS
         self.dataset = Rows(world_size * ROWS * BATCHES)
         torch.manual_seed(100 * seed + rank)  # each rank its own dropout
         self._rank, self._killed = rank, killed
-        self._steps: list[Note] = []
+        self._steps: list[dict[str, Any]] = []
 
     def train_on(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Take one step of SGD on a batch of this rank, with the other ranks."""
         dist.barrier()  # all are here, so nobody is writing, when the kill comes
         if (self._rank, len(self._steps)) == self._killed:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._steps.append({"rows": x[:, 0].int().tolist(), **self._made_of()})
+        momentum = (self.optimizer.state.get(p, {}).get("momentum_buffer") for p in self.model.parameters())
+        made_of = {"weights": self.model.parameters(), "momentum": momentum, "generator": [torch.get_rng_state()]}
+        hashes = {part: _hash(tensors) for part, tensors in made_of.items()}
+        self._steps.append({"rows": x[:, 0].int().tolist(), **hashes})
         self.optimizer.zero_grad()
         F.mse_loss(self.model(x[:, 1:]), y).backward()
         self.optimizer.step()
 
-    def _made_of(self) -> Note:
-        momentum = [self.optimizer.state.get(p, {}).get("momentum_buffer") for p in self.model.parameters()]
-        return {
-            "weights": _hash(self.model.parameters()),
-            "momentum": _hash(m for m in momentum if m is not None),
-            "generator": _hash([torch.get_rng_state()]),
-        }
+
+def _hash(tensors: Iterable[torch.Tensor | None]) -> str:
+    return hashlib.sha1(b"".join(t.detach().numpy().tobytes() for t in tensors if t is not None)).hexdigest()
 
 
-def _hash(tensors: Any) -> str:
-    return hashlib.sha1(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+@dataclass(frozen=True)
+class Case:
+    """A run, named by its kind: "straight", "killed", "resumed" from there, or "torn", from a torn file."""
+
+    kind: str
+    folder: Path
+    seed: int
+    steps: int
+    every: int
+    killed: tuple[int, int]  # a rank, and the steps that it has done
+
+    def file(self, folder: str, times: int) -> Path:
+        """Return the file of the first or the second save."""
+        return self.folder / folder / f"step-{times * self.every:06d}.pt"
 
 
-def driver(
-    rank: int, world_size: int, function: Callable, seed: int, plan: tuple[int, int], folder: str, killed: tuple
-) -> Note:
-    """Let the learner's function train; return its steps, the weights at the end, and what was read and written."""
-    run = Run(rank, world_size, seed, killed)
-    files = FileEvents(folder)
-    function(rank, world_size, run, *plan, Path(folder))
-    writes = sum(kind == "write" for kind, *_ in files.events)
-    end = [p.tolist() for p in run.model.parameters()]
-    return {"steps": run._steps, "end": end, "writes": writes, "read": run.dataset.read[:ROWS]}
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Train at a stretch; to see what comes after a kill, also from the files that it left."""
+
+    def trained(folder: str, seed: int, killed: tuple[int, int] = (-1, -1)) -> dict[str, Any]:
+        run, path = Run(rank, world_size, seed, killed), case.folder / folder
+        path.mkdir(exist_ok=True)
+        with file_events(function, str(path / "any")) as events:
+            function(rank, world_size, run, case.steps, case.every, path)
+        return {"steps": run._steps, "end": tasks.weights(run.model), "events": events, "read": run.dataset.read[:ROWS]}
+
+    if case.kind == "killed":
+        return Note(trained("killed", case.seed, case.killed))
+    straight = trained(case.kind, case.seed)
+    if case.kind == "straight":
+        return Note(straight)
+    before, newest = case.file("left", 1), case.file("left", 2)
+    if case.kind == "resumed":
+        if rank == 0:
+            shutil.copytree(case.folder / "killed", before.parent)
+        dist.barrier()
+        return Note(trained("killed", case.seed + 1), straight=straight)
+    if missing := next((path.name for path in (newest, before) if not path.exists()), ""):
+        return Note(missing=missing)
+    dist.barrier()  # all have looked
+    if rank == 0:
+        case.file("whole", 1).parent.mkdir()
+        shutil.copy(before, case.file("whole", 1))
+        os.truncate(newest, newest.stat().st_size // 2)
+    dist.barrier()
+    return Note(trained("left", case.seed + 2), straight=straight, whole=trained("whole", case.seed + 2))
 
 
-def resume_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random, folder: Path) -> list[Round]:
     """Train at a stretch; be killed after the second save, in the second epoch; go on; go on from a torn file."""
     world_size, every, steps = rng.choice((2, 3)), rng.choice((3, 4)), rng.randint(11, 14)
-    last, seed = 2 * every, rng.randint(1, 40)
-    killed, plan = (rng.randrange(world_size), last + 1), (steps, every)
-
-    def run(folder: Path, seed: int, killed: tuple[int, int] = (-1, -1)) -> list[Note]:
-        return answer.run(driver, world_size, seed, plan, str(folder), killed, init=True, fresh=True)
-
-    with fresh_folder() as folder:
-        straight = run(folder, seed)
-        yield "straight", _straight_fault(straight, steps, world_size)
-        yield "files", _files_fault(straight, folder, range(every, steps + 1, every))
-    with fresh_folder() as folder, fresh_folder() as torn:
-        _run_killed(lambda: run(folder, seed, killed))
-        shutil.copytree(folder, torn, dirs_exist_ok=True)
-        resumed = run(folder, seed + 1)
-        yield "position", _first(_position_fault, straight, resumed, last)
-        bits = _bits_fault(straight, resumed, last)
-        yield "bits", bits
-        yield "torn", _torn_fault(lambda: run(torn, seed + 2), torn, straight, (every, last), by_rows=bits is not None)
+    common = folder, rng.randint(1, 40), steps, every, (rng.randrange(world_size), 2 * every + 1)
+    how = {"killed": "killed by SIGKILL", "torn": ""}
+    cases = {kind: [(kind, Case(kind, *common))] for kind in ("straight", "killed", "resumed", "torn")}
+    return [
+        Ending(world_size, case, fresh=True, how=how[kind]) if kind in how else Round(world_size, case, fresh=True)
+        for kind, case in cases.items()
+    ]
 
 
-def _run_killed(run: Callable) -> None:
-    try:
-        run()
-    except AnswerFailed as failed:
-        if "killed by SIGKILL" not in failed.fault.report:  # not the killing that was meant
-            raise
+# --- What is expected ------------------------------------------------------------------------------
 
 
-def _first(fault_of: Callable, straight: list[Note], resumed: list[Note], *args: int) -> Fault | None:
-    faults = (fault_of(rank, straight, note, *args) for rank, note in enumerate(resumed))
-    return next(filter(None, faults), None)
+def straight(seen: Seen) -> Fault | None:
+    """All steps are trained, on all rows."""
+    counts, n_rows = [len(note["steps"]) for note in seen.everyone], seen.world_size * ROWS * BATCHES
+    epochs = [[step["rows"] for n in seen.everyone for step in n["steps"][e : e + BATCHES]] for e in (0, BATCHES)]
+    wrong = next((rows for rows in (sum(epoch, []) for epoch in epochs) if sorted(rows) != list(range(n_rows))), None)
+    return first_mistake(f"{seen.case.steps} steps; each row once in an epoch, in another order in each", {
+        "begin at step 0 if the folder is empty, and go on from epoch to epoch until the step is reached":
+            counts != [seen.case.steps] * seen.world_size and f"on the ranks {counts} steps",
+        "deal the rows out as DistributedSampler does, in batches of run.local_batch":
+            wrong is not None and f"{len(set(wrong))} of {n_rows} rows, in {len(wrong)} places",
+        "sampler.set_epoch(epoch)": epochs[0] == epochs[1] and "the same order",
+    })  # fmt: skip
 
 
-def _straight_fault(notes: list[Note], steps: int, world_size: int) -> Fault | None:
-    for rank, note in enumerate(notes):
-        if len(note["steps"]) != steps:
-            cause = "begin at step 0 if the folder is empty, and go on from epoch to epoch until the step is reached"
-            return Fault(f"{steps} steps", f"{len(note['steps'])} steps", rank, cause)
-    epochs = [[note["steps"][i]["rows"] for note in notes for i in range(e, e + BATCHES)] for e in (0, BATCHES)]
-    every_row = list(range(world_size * ROWS * BATCHES))
-    for number, epoch in enumerate(epochs):
-        rows = [row for batch in epoch for row in batch]
-        if sorted(rows) != every_row:
-            found = f"{len(set(rows))} of {len(every_row)} rows, in {len(rows)} places"
-            cause = "deal the rows out as DistributedSampler does, in batches of run.local_batch"
-            return Fault(f"epoch {number}: each row on one rank, once", found, cause=cause)
-    if epochs[0] == epochs[1]:
-        return Fault("another order in each epoch", "the same order", cause="sampler.set_epoch(epoch)")
-    return None
-
-
-def _files_fault(notes: list[Note], folder: Path, saved: range) -> Fault | None:
-    names = [f"step-{step:06d}.pt" for step in saved]
-    expected = f"the files {', '.join(names)}, written by rank 0"
+def files(seen: Seen) -> Fault | None:
+    """Rank 0 has written a file at each save."""
+    names = [seen.case.file("", times + 1).name for times in range(seen.case.steps // seen.case.every)]
+    folder = seen.case.folder / "straight"
     found = sorted(path.name for path in folder.iterdir())
-    if found != names:
-        cause = "save after every `every` steps, counted from the run's beginning, and keep all files"
-        return Fault(expected, ", ".join(found) or "an empty folder", cause=cause)
-    writer = next((rank for rank, note in enumerate(notes) if rank and note["writes"]), None)
-    if writer is not None:
-        cause = "gather on rank 0 what differs between the ranks, and let rank 0 write"
-        return Fault(expected, "this rank opens a file for writing", writer, cause)
-    try:
-        torch.load(folder / names[0], weights_only=True)
-    except Exception as error:
-        cause = "save state_dict()s, tensors, numbers, lists and dictionaries, no objects"
-        found = f"torch.load(weights_only=True) refuses {names[0]} ({type(error).__name__})"
-        return Fault(expected, found, cause=cause)
-    return None
+    return first_mistake(f"the files {', '.join(names)}, written by rank 0", {
+        "save after every `every` steps, counted from the run's beginning, and keep all files":
+            found != names and (", ".join(found) or "an empty folder"),
+        "gather on rank 0 what differs between the ranks, and let rank 0 write": other_writer(seen),
+        "save state_dict()s, tensors, numbers, lists and dictionaries, no objects": refusal(folder / names[0]),
+    })  # fmt: skip
 
 
-def _position_fault(rank: int, straight: list[Note], note: Note, last: int) -> Fault | None:
-    right = [step["rows"] for step in straight[rank]["steps"]]
-    found = [step["rows"] for step in note["steps"]]
-    expected = f"killed after step {last + 1}, saved at {last}: goes on with the rows of step {last + 1}"
-    if found == right[last:]:
-        if sorted(note["read"]) == sorted(found[0]):
-            return None
-        cause = "rows that were done are read once more and thrown away; leave their indices out, not their batches"
-        return Fault(f"the first rows that are read are {found[0]}", f"{note['read']}", rank, cause)
-    return Fault(expected, *_position_cause(right, found, last, rank))
+def went_on(seen: Seen, expected: str, at: int) -> Fault | None:
+    """The rows are those of a run that goes on from step `at`."""
+    right, found = ([step["rows"] for step in note["steps"]] for note in (seen["straight"], seen))
+    if found == right[at:]:
+        return None
+    start = at - at % BATCHES
+    where = right.index(found[0]) if found and found[0] in right else None
+    said = f"{len(found)} steps, the first on {'others' if where is None else f'the rows of step {where + 1}'}"
+    return first_mistake(f"{expected}: goes on with the rows of step {at + 1}", {
+        "the file is not the end: train on until `steps`": not found and "no step at all",
+        "one torn file is no reason to begin anew: take the one before":
+            where == start == 0 and len(found) == len(right) and said,
+        "the epoch is repeated from its start, so rows come twice; skip those that are done": where == start and said,
+        "the run begins anew; look for the newest file in the folder first": where == 0 and said,
+        "the rest of the epoch is left out; it has batches that nobody has seen": where == start + BATCHES and said,
+        "count on from the step in the file, to `steps` and not `steps` more, in the right epochs":
+            where == at and said,
+        "the file that was loaded is not the newest, or its step is wrong": where is not None and said,
+        "rows are skipped by another count than they were trained: done * run.local_batch on this rank": said,
+    }, seen.rank)  # fmt: skip
 
 
-def _position_cause(right: list, found: list, last: int, rank: int) -> tuple[str, int, str]:
-    start = last - last % BATCHES
-    if not found:
-        return "no step at all", rank, "the file is not the end: train on until `steps`"
-    where = next((step for step, rows in enumerate(right) if rows == found[0]), None)
-    said = f"{len(found)} steps, the first on " + (f"the rows of step {where + 1}" if where is not None else "others")
-    if where == 0:
-        return said, rank, "the run begins anew; look for the newest file in the folder first"
-    if where == start:
-        return said, rank, "the epoch is repeated from its start, so rows come twice; skip those that are done"
-    if where == start + BATCHES:
-        return said, rank, "the rest of the epoch is left out; it has batches that nobody has seen"
-    if where == last:
-        return said, rank, "count on from the step in the file, to `steps` and not `steps` more, in the right epochs"
-    if where is not None:
-        return said, rank, "the file that was loaded is not the newest, or its step is wrong"
-    return said, rank, "rows are skipped by another count than they were trained: done * run.local_batch on this rank"
+def position(seen: Seen) -> Fault | None:
+    """No row comes twice, and none is left out."""
+    at = 2 * seen.case.every
+    if seen.case.kind == "killed":
+        return None
+    if fault := went_on(seen, f"killed after step {at + 1}, saved at {at}", at):
+        return fault
+    first = seen["steps"][0]["rows"]
+    cause = "rows that were done are read once more and thrown away; leave their indices out, not their batches"
+    found = sorted(seen["read"]) != sorted(first) and f"{seen['read']}"
+    return first_mistake(f"the first rows that are read are {first}", {cause: found}, seen.rank)
 
 
-def _bits_fault(straight: list[Note], resumed: list[Note], last: int) -> Fault | None:
-    for rank, note in enumerate(resumed):
-        if not note["steps"] or len(straight[rank]["steps"]) <= last:
-            return Fault("the same bits as the run that was not killed", "no step", rank)
-        right, found = straight[rank]["steps"][last], note["steps"][0]
-        for part, cause in (
-            ("weights", "load the model's state_dict, run.model.module, and save it after the step"),
-            ("momentum", "save and load run.optimizer.state_dict()"),
-            ("generator", _generator_cause(straight, found, last)),
-        ):
-            if found[part] != right[part]:
-                if part == "weights" and found[part] == straight[rank]["steps"][last - 1][part]:
-                    cause = "these are the weights from before that step: save after run.train_on, not before it"
-                return Fault(f"step {last + 1} begins with the same {part}", "another one", rank, cause)
-    for rank, note in enumerate(resumed):
-        if not _same(note["end"], straight[rank]["end"], len(straight)):
-            cause = "the first step begins as it should; what does the loop do otherwise than before, in later epochs?"
-            return Fault("the same bits at the end as without the kill", "other weights", rank, cause)
-    return None
+def bits(seen: Seen) -> Fault | None:
+    """The first step after the kill, and the end, are those of the run that was not killed."""
+    at, right = 2 * seen.case.every, seen["straight"]["steps"]
+    if not seen["steps"] or len(right) <= at:
+        return Fault("the same bits as the run that was not killed", "no step", seen.rank)
 
+    def other(part: str, note: Any = seen) -> str:
+        begins = [[step[part] for step in steps] for steps in (note["steps"][:1], note["straight"]["steps"][at:][:1])]
+        return "" if begins[0] == begins[1] else f"step {at + 1} begins with other {part}"
 
-def _generator_cause(straight: list[Note], found: Note, last: int) -> str:
-    owner = next((r for r, note in enumerate(straight) if note["steps"][last]["generator"] == found["generator"]), None)
-    if owner is not None:
-        return "each rank draws its own dropout: save torch.get_rng_state() of all ranks, and give each its own back"
-    return (
+    found, parts = seen["steps"][0], ("weights", "momentum", "generator")
+    begun = not any(other(part, note) for note in seen.everyone for part in parts)
+    drawn = [step["generator"] for note in seen.everyone for step in note["straight"]["steps"][at:][:1]]
+    return first_mistake("the same weights, momentum and generator as in the run that was not killed", {
+        "these are the weights from before that step: save after run.train_on, not before it":
+            found["weights"] == right[at - 1]["weights"] and other("weights"),
+        "load the model's state_dict, run.model.module, and save it after the step": other("weights"),
+        "save and load run.optimizer.state_dict()": other("momentum"),
+        "each rank draws its own dropout: save torch.get_rng_state() of all ranks, and give each its own back":
+            found["generator"] in drawn and other("generator"),
         "save torch.get_rng_state() of each rank and put it back. A DataLoader without a generator of its own draws "
-        "from torch's whenever an epoch begins: DataLoader(..., generator=torch.Generator())"
-    )
+        "from torch's whenever an epoch begins: DataLoader(..., generator=torch.Generator())": other("generator"),
+        "the first step begins as it should; what does the loop do otherwise than before, in later epochs?":
+            begun and not same(seen["end"], seen["straight"]["end"], seen.world_size) and "other weights at the end",
+    }, seen.rank)  # fmt: skip
 
 
-def _torn_fault(
-    run: Callable, folder: Path, straight: list[Note], saved: tuple[int, int], by_rows: bool
-) -> Fault | None:
-    """Judge the run after the newest file was torn; `by_rows`: its values were judged before, and not found right."""
-    before, newest = (folder / f"step-{step:06d}.pt" for step in saved)
-    expected = f"{newest.name} is cut in half: the run goes on from step {saved[0]}"
-    for path in (newest, before):
-        if not path.exists():
-            return Fault(expected, f"there is no {path.name}", cause="save after every `every` steps; keep all files")
-    os.truncate(newest, newest.stat().st_size // 2)
-    try:
-        notes = run()
-    except AnswerFailed as failed:
+def torn(seen: Seen) -> Fault | None:
+    """A torn file counts as none."""
+    expected = f"{seen.case.file('', 2).name} is cut in half"
+    if seen["ended"]:
         cause = (
             "catch what torch.load raises for a torn file, and take the one before. By where it was cut, that is a "
             "RuntimeError, an EOFError or an OSError"
         )
-        return Fault(expected, report=failed.fault.report, cause=cause)
-    for rank, note in enumerate(notes):
-        right = straight[rank]["steps"][saved[0] :]
-        if [step["rows"] for step in note["steps"]] != [step["rows"] for step in right]:
-            return Fault(expected, *_torn_cause(straight[rank], note, saved[0], rank))
-        if by_rows:
-            continue
-        if note["steps"][0] != right[0] or not _same(note["end"], straight[rank]["end"], len(notes)):
-            return Fault(expected, "it trains the right rows, and ends with other weights", rank)
-    return None
+        return Fault(f"{expected}: the run goes on from the one before", report=seen["ended"].report, cause=cause)
+    if seen["missing"]:
+        found, cause = f"there is no {seen['missing']}", "save after every `every` steps; keep all files"
+        return Fault(f"{expected}: the run goes on from the one before", found, cause=cause)
+    if fault := went_on(seen, expected, seen.case.every):
+        return fault
+    alike = seen["steps"][0] == seen["whole"]["steps"][0] and same(seen["end"], seen["whole"]["end"], seen.world_size)
+    cause = "load the parts of a file when all of it was read"
+    found = not alike and "it trains the right rows, and ends with other weights"
+    return first_mistake(f"{expected}: the run goes on as if it were not there", {cause: found}, seen.rank)
 
 
-def _torn_cause(straight: Note, note: Note, before: int, rank: int) -> tuple[str, int, str]:
-    right, found = ([step["rows"] for step in run["steps"]] for run in (straight, note))
-    said, rank, cause = _position_cause(right, found, before, rank)
-    if found and found[0] == right[0]:  # also where an epoch begins that is repeated; then less is left to train
-        anew = len(found) == len(right)
-        cause = (
-            "one torn file is no reason to begin anew: take the one before"
-            if anew
-            else "the epoch is repeated from its start, so rows come twice; skip those that are done"
-        )
-    return said, rank, cause
-
-
-def _same(found: list, right: list, world_size: int) -> bool:
-    """Compare bits; from three ranks on up to rounding, since a sum of three depends on the order of its additions."""
-    return found == right if world_size == 2 else close(found, right, 1e-5)
-
-
-RESUME = Exercise(
+RESUME = exercise(
     "14.2",
     "Killed within an epoch",
     "train_resumable",
     35,
-    (
-        Check("straight", "a run that nobody kills", 1),
-        Check("files", "one file at each save, from rank 0", 1),
-        Check("position", "killed and started again: no row twice, none left out", 2),
-        Check("bits", "the same bits as without the kill", 2),
-        Check("torn", "the newest file is torn: on from the one before", 1),
-    ),
-    resume_judge,
+    act=act,
+    rounds=rounds,
+    within=fresh_folder,
+    checks={
+        "straight": ("a run that nobody kills", 1, once(straight), "straight"),
+        "files": ("one file at each save, from rank 0", 1, once(files), "straight"),
+        "position": ("killed and started again: no row twice, none left out", 2, position, "killed resumed"),
+        "bits": ("the same bits as without the kill", 2, bits, "resumed"),
+        "torn": ("the newest file is torn: on from the one before", 1, torn, "torn"),
+    },
     refused=(
-        "ddp_course.checkpoint.folder.Checkpointer",
-        "ddp_course.checkpoint.state.capture_state",
+        *("ddp_course.checkpoint.folder.Checkpointer", "ddp_course.checkpoint.state.capture_state"),
         "ddp_course.checkpoint.state.restore_state",
     ),
-    hints=(
-        (r"(?s)weights_only|WeightsUnpickler", "the file holds objects; save state_dict()s, tensors and numbers"),
-        (r"Missing key|Unexpected key", "save and load run.model.module.state_dict(), the bare model's names"),
-        (
-            r"never entered|disagree about|lost the connection",
-            "a collective that not every rank calls, as within `if rank == 0`: every rank must take part in a "
-            "gather, and train as many steps",
-        ),
-        (r"no result after", "a loop that never reaches `steps`, or a collective that not every rank calls"),
-        (r"No such file|FileNotFoundError", "on the first start the folder is empty; then begin at step 0"),
-    ),
+    hints={
+        r"(?s)weights_only|WeightsUnpickler": "the file holds objects; save state_dict()s, tensors and numbers",
+        r"(?s)killed by SIGSEGV.*set_rng_state": "torch.set_rng_state reads memory from its beginning, also when it is "
+        "given a row of a larger tensor: give it a clone",
+        r"Missing key|Unexpected key": "save and load run.model.module.state_dict(), the bare model's names",
+        r"never entered|disagree about|lost the connection": "a collective that not every rank calls, as within "
+        "`if rank == 0`: every rank must take part in a gather, and train as many steps",
+        r"no result after": "a loop that never reaches `steps`, or a collective that not every rank calls",
+        r"No such file|FileNotFoundError": "on the first start the folder is empty; then begin at step 0",
+    },
 )

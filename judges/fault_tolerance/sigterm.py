@@ -12,45 +12,60 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ddp_course.grading import observe
-from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault, FaultFound
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.exercise import Fault, FaultFound
+from ddp_course.grading.expect import Ending, exercise, first_mistake
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 
 MEET_S = 4.0  # for the other ranks to come to the next step, save or return
 STATUS = 128 + signal.SIGTERM
 SAID = {"step": "trains on after {} steps", "save": "saves after {} steps", "leave": "returns after {} steps"}
+ALIKE, HANDLER = "all ranks do the same", "a handler that sets a flag, and nothing else"
 
-Note = dict[str, Any]
+
+@dataclass(frozen=True)
+class Case:
+    """Who gets SIGTERM when.
+
+    Args:
+        told: by rank, the step in which this rank gets it.
+        between: the last rank gets it while the ranks agree, the first time after this many steps.
+        again: whether each rank gets it once more, while it saves.
+    """
+
+    steps: int
+    told: Mapping[int, int] = field(default_factory=dict)
+    between: int | None = None
+    again: bool = False
 
 
 class Run:
     """A training run: what the learner's function is given."""
 
-    def __init__(self, rank: int, steps: int, told: dict[int, int], again: bool = False):
-        self.steps, self.step = steps, 0
-        self._rank, self._told, self._again = rank, told, again
+    def __init__(self, rank: int, case: Case):
+        self.steps, self.step = case.steps, 0
+        self._rank, self._case = rank, case
         self._saves: list[int] = []
+        self._sent: list[int] = []  # after how many steps, while they agreed
         self._meetings = 0
-        self._in_signal = False
-        self._among_themselves = True  # a collective is the learner's own
+        self._in_signal = self._ours = False  # ours: a collective is not the learner's own
 
     def train_step(self) -> None:
         """Train on the next batch, with the other ranks."""
         self._meet("step")
-        if self._told.get(self._rank) == self.step:
+        if self._case.told.get(self._rank) == self.step:
             self._tell()
-        self._among_themselves = False
-        dist.all_reduce(torch.ones(3))
-        self._among_themselves = True
+        self._talk(lambda: dist.all_reduce(torch.ones(3)))
         self.step += 1
 
     def save(self) -> None:
@@ -58,11 +73,15 @@ class Run:
         if self._in_signal:
             self._handler_fault("run.save() is called in the handler, in the middle of a step")
         self._meet("save")
-        if self._again:
+        if self._case.again:
             self._tell()
-        self._among_themselves = False
-        dist.barrier()
+        self._talk(dist.barrier)
         self._saves.append(self.step)
+
+    def _talk(self, collective: Callable[[], object]) -> None:
+        self._ours = True
+        collective()
+        self._ours = False
 
     def _tell(self) -> None:
         """Send SIGTERM to this process, and see that the handler comes back without having done anything."""
@@ -76,13 +95,17 @@ class Run:
             self._handler_fault(f"the handler raises {type(error).__name__}, in the middle of a step")
         self._in_signal = False
 
-    def _talked(self) -> None:
+    def _on_call(self) -> None:
         if self._in_signal:
             self._handler_fault("a collective is called in the handler, while the others are in the step")
+        last, due = self._rank == dist.get_world_size() - 1, self._case.between
+        if due is not None and due <= self.step and last and not self._sent and not self._ours:
+            self._sent.append(self.step)
+            self._tell()
 
     def _handler_fault(self, found: str) -> None:
         cause = "the handler runs between any two lines of the step; let it set a flag, and look at the flag after it"
-        raise FaultFound(Fault("a handler that sets a flag, and nothing else", found, self._rank, cause))
+        raise FaultFound(Fault(HANDLER, found, self._rank, cause))
 
     def _meet(self, move: str) -> None:
         store, size = c10d._get_default_store(), dist.get_world_size()
@@ -92,17 +115,14 @@ class Run:
         try:
             store.wait(keys, timedelta(seconds=MEET_S))
         except RuntimeError:
-            here = [rank for rank, key in enumerate(keys) if store.check([key])]
-            late = next(rank for rank in range(size) if rank not in here)
-            self._parted(f"rank {self._rank} {_said(f'{move} {self.step}')}, rank {late} does not come", move)
+            late = next(rank for rank, key in enumerate(keys) if not store.check([key]))
+            found = f"rank {self._rank} {_said(f'{move} {self.step}')}, rank {late} does not come"
+            raise FaultFound(Fault(ALIKE, found, cause=move)) from None
         moves = [store.get(key).decode() for key in keys]
         other = next((rank for rank, theirs in enumerate(moves) if theirs != moves[0]), None)
         if other is not None:
             found = f"rank 0 {_said(moves[0])}, rank {other} {_said(moves[other])}"
-            self._parted(found, "save" if "step" not in " ".join(moves) else "")
-
-    def _parted(self, found: str, move: str) -> None:
-        raise FaultFound(Fault("all ranks do the same", found, cause="save" if move == "save" else "apart"))
+            raise FaultFound(Fault(ALIKE, found, cause="" if "step" in " ".join(moves) else "save"))
 
 
 def _said(move: str) -> str:
@@ -110,151 +130,120 @@ def _said(move: str) -> str:
     return SAID[what].format(steps)
 
 
-def driver(rank: int, world_size: int, function: Callable, steps: int, told: dict, between: int, again: bool) -> Note:
-    """Let the learner's function train; return how far it came, where it saved, and its status.
-
-    Args:
-        told: by rank, the step in which this rank gets the signal.
-        between: the last rank gets it while the ranks agree, the first time after this many steps; -1 for never.
-        again: whether each rank gets it once more, while it saves.
-    """
-    run, sent = Run(rank, steps, told, again), []  # `sent`: after how many steps, while they agreed
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Let the learner's function train; note how far it came, where it saved, and its status."""
+    run = Run(rank, case)
     with observe.Collectives() as seen:
-
-        def on_call() -> None:
-            run._talked()
-            due = 0 <= between <= run.step and rank == world_size - 1 and not sent
-            if due and run._among_themselves:
-                sent.append(run.step)
-                run._tell()
-
-        seen.on_call = on_call
+        seen.on_call = run._on_call
         value = function(rank, world_size, run)
         run._meet("leave")
-    return {"steps": run.step, "saves": run._saves, "status": plain(value), "sent": sent}
+    return Note(steps=run.step, saves=run._saves, status=plain(value), sent=run._sent)
 
 
-def sigterm_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
+def rounds(rng: Random) -> list[Round]:
     """Train undisturbed; tell one rank in a step; tell one while they agree; tell all again while they save."""
     world_size, steps = rng.choice((3, 4)), rng.randint(9, 12)
     rank, at = rng.randrange(1, world_size), rng.randint(2, 4)
-    notes = answer.run(driver, world_size, steps, {}, -1, False, init=True, fresh=True)
-    yield "finish", _finish_fault(notes, steps)
-    told, fault = _attempt(answer, world_size, steps, {rank: at}, -1, False)
-    if fault and fault.expected.startswith("a handler"):
-        raise AnswerFailed(fault)
-    yield "handler", None
-    yield "agree", _agree_fault(told, fault, f"rank {rank} in step {at + 1}", at + 1, steps)
-    found, fault = _attempt(answer, 2, steps, {}, at, False)
-    yield "between", _between_fault(found, fault, at, steps)
-    both = {0: at, 1: at + 1}
-    again, fault = _attempt(answer, 2, steps, both, -1, True)
-    heard = [note for note in told if note["steps"] < steps]  # else the check before this one has said it
-    yield "save", _save_fault(heard, None) or _save_fault(again, fault)
+    return [
+        Round(world_size, [("undisturbed", Case(steps))], fresh=True),
+        Ending(world_size, [("told", Case(steps, {rank: at}))], fresh=True, how=ALIKE),
+        Ending(2, [("between", Case(steps, between=at))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
+        Ending(2, [("again", Case(steps, {0: at, 1: at + 1}, again=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
+    ]
 
 
-def _attempt(answer: Answer, world_size: int, *args: Any) -> tuple[list[Note], Fault | None]:
-    """Run the answer; a fault that the run itself named does not end the judging, any other failure does."""
-    try:
-        return answer.run(driver, world_size, *args, init=True, fresh=True), None
-    except AnswerFailed as failed:
-        if failed.fault.report or not failed.fault.expected:
-            raise
-        return [], failed.fault
+def finish(seen: Seen) -> Fault | None:
+    """All steps, and one save."""
+    steps, found = seen["steps"], f"{seen['steps']} steps, saves after {seen['saves'] or 'none'}, status"
+    found = f"{found} {seen['status']!r}"
+    return first_mistake(f"{seen.case.steps} steps, one save after the last, status 0", {
+        "nobody was told to stop: train until run.step reaches run.steps": steps != seen.case.steps and found,
+        "call run.save() once, on every rank, after the loop": seen["saves"] != [seen.case.steps] and found,
+        "return 0 when all steps are done": seen["status"] != 0 and found,
+    }, seen.rank)  # fmt: skip
 
 
-def _finish_fault(notes: list[Note], steps: int) -> Fault | None:
-    expected = f"{steps} steps, one save after the last, status 0"
-    for rank, note in enumerate(notes):
-        found = f"{note['steps']} steps, saves after {note['saves'] or 'none'}, status {note['status']!r}"
-        if note["steps"] != steps:
-            return Fault(expected, found, rank, "nobody was told to stop: train until run.step reaches run.steps")
-        if note["saves"] != [steps]:
-            return Fault(expected, found, rank, "call run.save() once, on every rank, after the loop")
-        if note["status"] != 0:
-            return Fault(expected, found, rank, "return 0 when all steps are done")
-    return None
+def handler(seen: Seen) -> None:
+    """Nothing more: what a handler does wrong ends the run."""
 
 
-def _agree_fault(notes: list[Note], fault: Fault | None, told: str, at: int, steps: int) -> Fault | None:
-    expected = f"SIGTERM to {told}: all ranks leave after step {at}, or one later"
-    if fault:
-        cause = (
-            "call run.save() on every rank: it is a collective"
-            if fault.cause == "save"
-            else "each rank looks at its own flag; let the ranks agree after each step: all_reduce the flag with MAX, "
-            "and leave if any rank was told"
-        )
-        return Fault(expected, fault.found, cause=cause)
-    left = notes[0]["steps"]
-    if left == steps:
-        cause = "the signal is not heard: one rank's flag must count for all, whichever rank it is (MAX or a sum)"
-        return Fault(expected, f"all {steps} steps were trained", cause=cause)
-    if left not in (at, at + 1):
-        cause = "let the ranks agree after every step: who sends SIGTERM may send SIGKILL soon"
-        return Fault(expected, f"they leave after step {left}", cause=cause)
-    return None
+def agree(seen: Seen) -> Fault | None:
+    """All ranks leave after the step in which one was told, or one later."""
+    [(rank, at)] = seen.case.told.items()
+    return left_at(seen, f"rank {rank} in step {at + 1}", at + 1)
 
 
-def _between_fault(notes: list[Note], fault: Fault | None, at: int, steps: int) -> Fault | None:
-    told = f"rank 1 while the ranks agree after step {at}"
-    if fault and fault.cause != "save":
+def left_at(seen: Seen, told: str, at: int) -> Fault | None:
+    """All ranks leave after this step, or one later."""
+    ended, left, all_steps = seen["ended"], seen["steps"], seen.case.steps
+    return first_mistake(f"SIGTERM to {told}: all ranks leave after step {at}, or one later", {
+        "call run.save() on every rank: it is a collective": ended and ended.cause == "save" and ended.found,
+        "each rank looks at its own flag; let the ranks agree after each step: all_reduce the flag with MAX, and "
+        "leave if any rank was told": ended and ended.found,
+        "the signal is not heard: one rank's flag must count for all, whichever rank it is (MAX or a sum)":
+            left == all_steps and f"all {all_steps} steps were trained",
+        "let the ranks agree after every step: who sends SIGTERM may send SIGKILL soon":
+            left not in (at, at + 1) and f"they leave after step {left}",
+    })  # fmt: skip
+
+
+def between(seen: Seen) -> Fault | None:
+    """All ranks leave at the same step, though the flag of one has changed while they agreed."""
+    at, ended, left = seen.case.between, seen["ended"], seen["steps"]
+    if ended and ended.cause != "save":
         cause = (
             "a rank decides by its own flag, which may have changed since it was sent; decide by the agreed value "
             "alone, and look at the flag again after the next step"
         )
-        return Fault(f"SIGTERM to {told}: all ranks leave at the same step", fault.found, cause=cause)
+        cause = ended.cause if ended.expected == HANDLER else cause
+        expected = f"SIGTERM to rank 1 while the ranks agree after step {at}: all ranks leave at the same step"
+        return Fault(expected, ended.found, cause=cause)
     # Who asks one step ahead has asked already: then the signal counts as one in the next step. So it is two steps.
-    sent = [step for note in notes for step in note["sent"]] or [at]
-    if notes and notes[0]["steps"] in range(sent[0], min(sent[0] + 3, steps)):
+    sent = (seen.of(seen.world_size - 1)["sent"] or [at])[0]
+    if left is not None and left in range(sent, min(sent + 3, seen.case.steps)):
         return None
-    return _agree_fault(notes, fault, f"rank 1 while the ranks agree after step {sent[0]}", sent[0] + 1, steps)
+    return left_at(seen, f"rank 1 while the ranks agree after step {sent}", sent + 1)
 
 
-def _save_fault(notes: list[Note], fault: Fault | None) -> Fault | None:
+def save(seen: Seen) -> Fault | None:
+    """One save on each rank after its last step, and the status of a process that was told."""
+    ended, steps, saves, status = seen["ended"], seen["steps"], seen["saves"], seen["status"]
+    if len(seen.case.told) == 1 and (ended or steps == seen.case.steps):
+        return None  # the check before this one has said it
     expected = f"one save on every rank, after its last step, and status {STATUS}; also when SIGTERM comes again"
-    if fault:
-        cause = fault.cause if len(fault.cause) > 5 else "the ranks part, so that not all of them save"
-        return Fault(expected, fault.found, fault.rank, cause)
-    for rank, note in enumerate(notes):
-        if note["saves"] != [note["steps"]]:
-            found = f"saves after {note['saves']} of {note['steps']} steps" if note["saves"] else "no save"
-            cause = "save once, after the ranks have agreed to leave, and on every rank"
-            return Fault(expected, found, rank, cause)
-        if note["status"] != STATUS:
-            cause = f"a process that SIGTERM ended has status 128 + 15; so the launcher knows: return {STATUS}"
-            return Fault(expected, f"status {note['status']!r}", rank, cause)
-    return None
+    if ended:
+        cause = ended.cause if ended.expected == HANDLER else "the ranks part, so that not all of them save"
+        return Fault(expected, ended.found, ended.rank, cause)
+    return first_mistake(expected, {
+        "save once, after the ranks have agreed to leave, and on every rank":
+            saves != [steps] and (f"saves after {saves} of {steps} steps" if saves else "no save"),
+        f"a process that SIGTERM ended has status 128 + 15; so the launcher knows: return {STATUS}":
+            status != STATUS and f"status {status!r}",
+    }, seen.rank)  # fmt: skip
 
 
-SIGTERM = Exercise(
+SIGTERM = exercise(
     "14.1",
     "Leave when told",
     "train_until_told",
     20,
-    (
-        Check("finish", "nobody is told: all steps, one save", 1),
-        Check("handler", "the handler only sets a flag", 1),
-        Check("agree", "one rank is told: all leave at the same step", 2),
-        Check("between", "told while the ranks agree", 1),
-        Check("save", "saved once, and the status says why; also when told twice", 1),
-    ),
-    sigterm_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "finish": ("nobody is told: all steps, one save", 1, finish, "undisturbed"),
+        "handler": ("the handler only sets a flag", 1, handler, "told"),
+        "agree": ("one rank is told: all leave at the same step", 2, agree, "told"),
+        "between": ("told while the ranks agree", 1, between, "between"),
+        "save": ("saved once, and the status says why; also when told twice", 1, save, "told again"),
+    },
     refused=("ddp_course.train.images.train",),
-    hints=(
-        (
-            r"killed by SIGTERM",
-            "the rank died of the signal: signal.signal(signal.SIGTERM, handler) before the first step, and the "
-            "handler stays to the end, for a second SIGTERM must not break the save",
-        ),
-        (r"signal only works in main thread", "set the handler in the function itself, not in a thread"),
-        (
-            r"exit status|raised SystemExit",
-            "the process is ended, so the others wait for it; return the status instead of leaving",
-        ),
-        (
-            r"never entered|lost the connection|disagree about|no result after",
-            "every rank must take part when the ranks agree, after every step; an endless loop ends nothing either",
-        ),
-    ),
+    hints={
+        r"killed by SIGTERM": "the rank died of the signal: signal.signal(signal.SIGTERM, handler) before the first "
+        "step, and the handler stays to the end, for a second SIGTERM must not break the save",
+        r"signal only works in main thread": "set the handler in the function itself, not in a thread",
+        r"exit status|raised SystemExit": "the process is ended, so the others wait for it; return the status instead "
+        "of leaving",
+        r"never entered|lost the connection|disagree about|no result after": "every rank must take part when the ranks "
+        "agree, after every step; an endless loop ends nothing either",
+    },
 )

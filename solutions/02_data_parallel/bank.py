@@ -3,7 +3,7 @@
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.bank import Right, right, wrong
 
 IMPORTS = """
 import copy
@@ -32,21 +32,43 @@ def shortest(columns):
     return min(map(len, columns), default=0)
 """
 
-SCATTER_BY_PYTREE = """
-from torch.utils import _pytree as pytree
+SCATTER_RIGHT = r"""
+flattened and put together again
+    from torch.utils import _pytree as pytree
 
-def scatter(batch, n):
-    leaves, shape = pytree.tree_flatten(batch)
-    rows = next(len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    size = (rows + n - 1) // n
-    starts = range(0, rows, size)
-    return [
-        pytree.tree_unflatten([leaf[s:s + size] if torch.is_tensor(leaf) else leaf for leaf in leaves], shape)
-        for s in starts
-    ]
+    def scatter(batch, n):
+        leaves, shape = pytree.tree_flatten(batch)
+        rows = next(len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        size = (rows + n - 1) // n
+        starts = range(0, rows, size)
+        return [
+            pytree.tree_unflatten([leaf[s:s + size] if torch.is_tensor(leaf) else leaf for leaf in leaves], shape)
+            for s in starts
+        ]
 """
 
-SCATTER_SPLIT = "def scatter(batch, n):\n    return list(torch.tensor_split(batch, n))\n"
+SCATTER_WRONG = r"""
+as even as possible | uneven few | all chunks but the last have rows / devices rows, rounded up
+    batch.chunk(n) => batch.tensor_split(n)
+tensors only | nested kept | a tuple, a list or a dictionary has no rows itself
+    def scatter(batch, n):
+        return list(batch.chunk(n))
+the rest is lost | uneven few | rows are lost
+    list(batch.chunk(n)) => [batch[i * (len(batch) // n):(i + 1) * (len(batch) // n)] for i in range(n)]
+dealt out like cards | tensor uneven few nested kept | chunk 0 has the first rows, chunk 1 the next
+    list(batch.chunk(n)) => [batch[i::n] for i in range(n)]
+tuples become lists | nested kept | dictionaries, tuples and lists stay what they are
+    type(batch)(column => list(column
+cuts the structure, not its tensors | nested kept | one structure for each device
+    def scatter(batch, n):
+        size = -(-len(batch) // n)
+        batch = batch if torch.is_tensor(batch) else list(batch)
+        return [batch[i:i + size] for i in range(0, len(batch), size)]
+torch's own | all | this exercise is to write what it does
+    from torch.nn.parallel.scatter_gather import scatter as theirs
+    def scatter(batch, n):
+        return theirs(batch, [torch.device('cpu')] * n)
+"""
 
 # --- 02.2 ------------------------------------------------------------------------------------------
 
@@ -71,19 +93,52 @@ def parallel_apply(replicas, inputs):
     return results
 """
 
-THREADS_BY_POOL = """
-from concurrent.futures import ThreadPoolExecutor
+THREADS_RIGHT = r"""
+an executor
+    from concurrent.futures import ThreadPoolExecutor
 
-def parallel_apply(replicas, inputs):
-    mode = torch.is_grad_enabled()
+    def parallel_apply(replicas, inputs):
+        mode = torch.is_grad_enabled()
 
-    def call(replica, args):
-        with torch.set_grad_enabled(mode):
-            return replica(*args)
+        def call(replica, args):
+            with torch.set_grad_enabled(mode):
+                return replica(*args)
 
-    with ThreadPoolExecutor(max_workers=len(replicas)) as pool:
-        futures = [pool.submit(call, *pair) for pair in zip(replicas, inputs)]
-        return [future.result() for future in futures]
+        with ThreadPoolExecutor(max_workers=len(replicas)) as pool:
+            futures = [pool.submit(call, *pair) for pair in zip(replicas, inputs)]
+            return [future.result() for future in futures]
+"""
+
+THREADS_WRONG = r"""
+one after the other | together | start a thread for each replica
+    def parallel_apply(replicas, inputs):
+        return [r(*args) for r, args in zip(replicas, inputs)]
+started and joined in one loop | together | join them when all have started
+        [t.start() for t in threads]\n    [t.join() for t in threads]\n =>     for t in threads:
+            t.start()
+            t.join()\n
+errors swallowed | error | an error in a thread ends only the thread
+        if errors:\n        raise errors[0]\n =>
+another error | error | raise the replica's own error again
+    raise errors[0] => raise RuntimeError('a replica failed')
+the threads record always | gradients | whether autograd records is a matter of each thread
+            torch.set_grad_enabled(grad)\n =>
+results as they come | order | in which the threads ended
+    results = [None] * len(replicas) => results = []
+    results[i] = replicas[i](*inputs[i]) => results.append(replicas[i](*inputs[i]))
+not joined | all | wait for every thread with join()
+        [t.join() for t in threads]\n =>
+raised before the others have ended | error | join all threads before you raise
+        [t.join() for t in threads]\n =>     for t in threads:
+            t.join()
+            if errors:
+                break\n
+errors are left to the thread | error | an error in a thread ends only the thread
+    except Exception as error:\n            errors.append(error) => finally:\n            pass
+the tuple as one argument | order together arguments | each input is a tuple
+    (*inputs[i]) => (inputs[i])
+never joins itself | all | an endless loop | 1
+    [t.join() for t in threads] => while True: pass
 """
 
 # --- 02.3 ------------------------------------------------------------------------------------------
@@ -104,234 +159,66 @@ def one(module, clones):
     return replica
 """
 
-REPLICATE_FUNCTIONAL = """
-from torch.func import functional_call
+REPLICATE_RIGHT = r"""
+a functional call
+    from torch.func import functional_call
 
-def replicate(model, count):
-    def replica():
-        weights = {name: parameter * 1 for name, parameter in model.named_parameters()}
-        return lambda *args: functional_call(model, weights, args)
-    return [replica() for _ in range(count)]
+    def replicate(model, count):
+        def replica():
+            weights = {name: parameter * 1 for name, parameter in model.named_parameters()}
+            return lambda *args: functional_call(model, weights, args)
+        return [replica() for _ in range(count)]
 """
 
-DEEPCOPIES = "def replicate(model, count):\n    return [copy.deepcopy(model) for _ in range(count)]\n"
+REPLICATE_WRONG = r"""
+deep copies | home awkward | nothing came home
+    def replicate(model, count):
+        return [copy.deepcopy(model) for _ in range(count)]
+the model itself | memory | their weights must be copies
+    def replicate(model, count):
+        return [model] * count
+detached | home awkward | cut that tie
+    parameter.clone() => parameter.detach().clone()
+changes the model | memory | the model was changed
+    copy.copy(module)\n    replica.__dict__ = dict(module.__dict__) => module\n    params = dict(module._parameters)
+    replica._parameters = {} => module._parameters.clear()
+    in module._parameters.items() => in params.items()
+only one replica is tied to the model | home awkward | only some replicas' gradients came home
+    def replicate(model, count):
+        return [model] + [copy.deepcopy(model) for _ in range(count - 1)]
+divided by the replicas | home awkward | gradients add up
+    parameter.clone() => mean(parameter)
+    def replicate( => def mean(parameter):
+        clone = parameter.clone()
+        if clone.requires_grad:
+            clone.register_hook(lambda g: g / 4)
+        return clone
+
+    def replicate(
+plain tensors set on a module | all | take the name out of there
+    def replicate(model, count):
+        replica = copy.deepcopy(model)
+        replica[0].weight = model[0].weight.clone()
+        return [replica] * count
+the course's own | all | this exercise is to write what it does
+    from ddp_course.parallel import replicate as theirs
+    def replicate(model, count):
+        return theirs(model, ['cpu'] * count)
+os._exit | all | the function ends its process
+    def replicate(model, count):
+        os._exit(2)
+"""
 
 RIGHT = [
     Right("02.1", "column by column", SCATTER),
-    Right("02.1", "flattened and put together again", SCATTER_BY_PYTREE),
+    *right("02.1", SCATTER, SCATTER_RIGHT),
     Right("02.2", "a list of results", THREADS),
-    Right("02.2", "an executor", THREADS_BY_POOL),
+    *right("02.2", THREADS, THREADS_RIGHT),
     Right("02.3", "module by module", REPLICATE),
-    Right("02.3", "a functional call", REPLICATE_FUNCTIONAL),
+    *right("02.3", REPLICATE, REPLICATE_RIGHT),
 ]
-
 WRONG = [
-    # 02.1
-    Wrong(
-        "02.1",
-        "as even as possible",
-        SCATTER.replace("batch.chunk(n)", "batch.tensor_split(n)"),
-        ("uneven", "few"),
-        "all chunks but the last have rows / devices rows, rounded up",
-    ),  # fmt: skip
-    Wrong(
-        "02.1",
-        "tensors only",
-        SCATTER_SPLIT.replace("torch.tensor_split(batch, n)", "batch.chunk(n)"),
-        ("nested", "kept"),
-        "a tuple, a list or a dictionary has no rows itself",
-    ),  # fmt: skip
-    Wrong(
-        "02.1",
-        "the rest is lost",
-        SCATTER.replace(
-            "list(batch.chunk(n))", "[batch[i * (len(batch) // n):(i + 1) * (len(batch) // n)] for i in range(n)]"
-        ),
-        ("uneven", "few"),
-        "rows are lost",
-    ),  # fmt: skip
-    Wrong(
-        "02.1",
-        "dealt out like cards",
-        SCATTER.replace("list(batch.chunk(n))", "[batch[i::n] for i in range(n)]"),
-        ("tensor", "uneven", "few", "nested", "kept"),
-        "chunk 0 has the first rows, chunk 1 the next",
-    ),  # fmt: skip
-    Wrong(
-        "02.1",
-        "tuples become lists",
-        SCATTER.replace("type(batch)(column", "list(column"),
-        ("nested", "kept"),
-        "dictionaries, tuples and lists stay what they are",
-    ),  # fmt: skip
-    Wrong(
-        "02.1",
-        "cuts the structure, not its tensors",
-        "def scatter(batch, n):\n    size = -(-len(batch) // n)\n"
-        "    batch = batch if torch.is_tensor(batch) else list(batch)\n"
-        "    return [batch[i:i + size] for i in range(0, len(batch), size)]\n",
-        ("nested", "kept"),
-        "one structure for each device",
-    ),  # fmt: skip
-    Wrong(
-        "02.1",
-        "torch's own",
-        "from torch.nn.parallel.scatter_gather import scatter as theirs\n"
-        "def scatter(batch, n):\n    return theirs(batch, [torch.device('cpu')] * n)\n",
-        ALL,
-        "this exercise is to write what it does",
-    ),  # fmt: skip
-    # 02.2
-    Wrong(
-        "02.2",
-        "one after the other",
-        "def parallel_apply(replicas, inputs):\n    return [r(*args) for r, args in zip(replicas, inputs)]\n",
-        ("together",),
-        "start a thread for each replica",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "started and joined in one loop",
-        THREADS.replace(
-            "    [t.start() for t in threads]\n    [t.join() for t in threads]\n",
-            "    for t in threads:\n        t.start()\n        t.join()\n",
-        ),
-        ("together",),
-        "join them when all have started",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "errors swallowed",
-        THREADS.replace("    if errors:\n        raise errors[0]\n", ""),
-        ("error",),
-        "an error in a thread ends only the thread",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "another error",
-        THREADS.replace("raise errors[0]", "raise RuntimeError('a replica failed')"),
-        ("error",),
-        "raise the replica's own error again",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "the threads record always",
-        THREADS.replace("        torch.set_grad_enabled(grad)\n", ""),
-        ("gradients",),
-        "whether autograd records is a matter of each thread",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "results as they come",
-        THREADS.replace("results = [None] * len(replicas)", "results = []").replace(
-            "results[i] = replicas[i](*inputs[i])", "results.append(replicas[i](*inputs[i]))"
-        ),
-        ("order",),
-        "in which the threads ended",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "not joined",
-        THREADS.replace("    [t.join() for t in threads]\n", ""),
-        ALL,
-        "wait for every thread with join()",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "raised before the others have ended",
-        THREADS.replace(
-            "    [t.join() for t in threads]\n",
-            "    for t in threads:\n        t.join()\n        if errors:\n            break\n",
-        ),
-        ("error",),
-        "join all threads before you raise",
-    ),
-    Wrong(
-        "02.2",
-        "errors are left to the thread",
-        THREADS.replace("except Exception as error:\n            errors.append(error)", "finally:\n            pass"),
-        ("error",),
-        "an error in a thread ends only the thread",
-    ),
-    Wrong(
-        "02.2",
-        "the tuple as one argument",
-        THREADS.replace("(*inputs[i])", "(inputs[i])"),
-        ("order", "together", "arguments"),
-        "each input is a tuple",
-    ),  # fmt: skip
-    Wrong(
-        "02.2",
-        "never joins itself",
-        THREADS.replace("[t.join() for t in threads]", "while True: pass"),
-        ALL,
-        "an endless loop",
-        limit_s=1.0,
-    ),  # fmt: skip
-    # 02.3
-    Wrong("02.3", "deep copies", DEEPCOPIES, ("home", "awkward"), "nothing came home"),
-    Wrong(
-        "02.3",
-        "the model itself",
-        "def replicate(model, count):\n    return [model] * count\n",
-        ("memory",),
-        "their weights must be copies",
-    ),  # fmt: skip
-    Wrong(
-        "02.3",
-        "detached",
-        REPLICATE.replace("parameter.clone()", "parameter.detach().clone()"),
-        ("home", "awkward"),
-        "cut that tie",
-    ),  # fmt: skip
-    Wrong(
-        "02.3",
-        "changes the model",
-        REPLICATE.replace(
-            "replica = copy.copy(module)\n    replica.__dict__ = dict(module.__dict__)\n    replica._parameters = {}",
-            "replica = module\n    params = dict(module._parameters)\n    module._parameters.clear()",
-        ).replace("for name, parameter in module._parameters.items()", "for name, parameter in params.items()"),
-        ("memory",),
-        "the model was changed",
-    ),  # fmt: skip
-    Wrong(
-        "02.3",
-        "only one replica is tied to the model",
-        DEEPCOPIES.replace(
-            "[copy.deepcopy(model) for _ in range(count)]", "[model] + [copy.deepcopy(model) for _ in range(count - 1)]"
-        ),
-        ("home", "awkward"),
-        "only some replicas' gradients came home",
-    ),  # fmt: skip
-    Wrong(
-        "02.3",
-        "divided by the replicas",
-        REPLICATE.replace("parameter.clone()", "mean(parameter, 4)")
-        + """
-def mean(parameter, count):
-    clone = parameter.clone()
-    if clone.requires_grad:
-        clone.register_hook(lambda g: g / 4)
-    return clone
-""",
-        ("home", "awkward"),
-        "gradients add up",
-    ),  # fmt: skip
-    Wrong(
-        "02.3",
-        "plain tensors set on a module",
-        "def replicate(model, count):\n    replica = copy.deepcopy(model)\n"
-        "    replica[0].weight = model[0].weight.clone()\n    return [replica] * count\n",
-        ALL,
-        "take the name out of there",
-    ),  # fmt: skip
-    Wrong(
-        "02.3",
-        "the course's own",
-        "from ddp_course.parallel import replicate as theirs\n"
-        "def replicate(model, count):\n    return theirs(model, ['cpu'] * count)\n",
-        ALL,
-        "this exercise is to write what it does",
-    ),  # fmt: skip
-    Wrong("02.3", "os._exit", "def replicate(model, count):\n    os._exit(2)\n", ALL, "the function ends its process"),
+    *wrong("02.1", SCATTER, SCATTER_WRONG),
+    *wrong("02.2", THREADS, THREADS_WRONG),
+    *wrong("02.3", REPLICATE, REPLICATE_WRONG),
 ]

@@ -3,7 +3,7 @@
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.bank import Right, right, wrong
 
 IMPORTS = """
 import copy
@@ -16,17 +16,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
 from torch.utils.data import DataLoader, DistributedSampler
 """
-
-
-def spoilt(source: str, *changes: tuple[str, str]) -> str:
-    """Put mistakes into a right answer; each text to be replaced must be there."""
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    return source
-
 
 # --- 14.1 ------------------------------------------------------------------------------------------
 
@@ -50,66 +42,125 @@ def train_until_told(rank, world_size, run):
     return 0
 """
 
-LEAVE_BY_OBJECTS = """
-class Told:
-    yes = 0
-    def __call__(self, *event):
-        self.yes += 1
+LEAVE_RIGHT = r"""
+an object as handler, gathered objects
+    class Told:
+        yes = 0
+        def __call__(self, *event):
+            self.yes += 1
 
-def train_until_told(rank, world_size, run):
-    told = Told()
-    signal.signal(signal.SIGTERM, told)
-    all_told = [0]
-    for _ in range(run.steps):
-        run.train_step()
-        all_told = [None] * world_size
-        dist.all_gather_object(all_told, told.yes)
-        if any(all_told):
-            break
-    run.save()
-    return 128 + signal.SIGTERM if any(all_told) else 0
-"""
+    def train_until_told(rank, world_size, run):
+        told = Told()
+        signal.signal(signal.SIGTERM, told)
+        all_told = [0]
+        for _ in range(run.steps):
+            run.train_step()
+            all_told = [None] * world_size
+            dist.all_gather_object(all_told, told.yes)
+            if any(all_told):
+                break
+        run.save()
+        return 128 + signal.SIGTERM if any(all_told) else 0
+an event, asked before each step, rank 0 decides
+    def train_until_told(rank, world_size, run):
+        event = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *args: event.set())
 
-LEAVE_ASKED_BEFORE = """
-def train_until_told(rank, world_size, run):
-    event = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *args: event.set())
+        def anybody():
+            box = [event.is_set()]
+            gathered = [None] * world_size if rank == 0 else None
+            dist.gather_object(event.is_set(), gathered, dst=0)
+            if rank == 0:
+                box = [any(gathered)]
+            dist.broadcast_object_list(box, src=0)
+            return box[0]
 
-    def anybody():
-        box = [event.is_set()]
-        gathered = [None] * world_size if rank == 0 else None
-        dist.gather_object(event.is_set(), gathered, dst=0)
-        if rank == 0:
-            box = [any(gathered)]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        stopped = False
+        while run.step < run.steps and not (stopped := anybody()):
+            run.train_step()
+        run.save()
+        return torch.tensor(143 if stopped else 0)
+asked during the step, answered one step later
+    def train_until_told(rank, world_size, run):
+        told = []
+        signal.signal(signal.SIGTERM, lambda *event: told.append(event))
 
-    stopped = False
-    while run.step < run.steps and not (stopped := anybody()):
-        run.train_step()
-    run.save()
-    return torch.tensor(143 if stopped else 0)
-"""
+        def ask():
+            flag = torch.tensor([len(told)])
+            return flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
 
-LEAVE_ASKED_AHEAD = """
-def train_until_told(rank, world_size, run):
-    told = []
-    signal.signal(signal.SIGTERM, lambda *event: told.append(event))
-
-    def ask():
-        flag = torch.tensor([len(told)])
-        return flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
-
-    flag, work = ask()
-    while run.step < run.steps:
-        run.train_step()
-        work.wait()
-        if flag.item():
-            break
         flag, work = ask()
-    work.wait()
-    run.save()
-    return 143 if flag.item() else 0
+        while run.step < run.steps:
+            run.train_step()
+            work.wait()
+            if flag.item():
+                break
+            flag, work = ask()
+        work.wait()
+        run.save()
+        return 143 if flag.item() else 0
+gathered into one tensor
+    dist.all_reduce(flag) => flags = torch.zeros(world_size)
+            dist.all_gather_into_tensor(flags, flag)
+    flag.item() > 0 => flags.any()
+a functional collective
+    dist.all_reduce(flag) => flag = funcol.all_reduce(flag, "max", dist.group.WORLD)
+coalesced with another number
+    dist.all_reduce(flag) => loss = torch.ones(1)
+            with dist._coalescing_manager():
+                dist.all_reduce(flag)
+                dist.all_reduce(loss)
+"""
+
+LEAVE_WRONG = r"""
+no handler at all | handler agree between save | the rank died of the signal
+    def train_until_told(rank, world_size, run):
+        while run.step < run.steps:
+            run.train_step()
+        run.save()
+        return 0
+the handler saves | handler agree between save | run.save() is called in the handler
+            told = True\n =>         told = True\n        run.save()\n
+the handler exits | handler agree between save | the handler raises SystemExit
+            told = True\n =>         sys.exit(143)\n
+an exception out of the handler, swallowed by the loop | handler agree between save
+| an exception comes out of the handler: InterruptedError
+            told = True\n =>         told = True\n        raise InterruptedError\n
+            run.train_step()\n =>         try:
+                run.train_step()
+            except Exception:
+                pass\n
+the handler tells the others by a collective | handler agree between save | a collective is called in the handler
+            told = True\n =>         told = True\n        dist.all_reduce(torch.ones(1))\n
+each rank looks at its own flag | agree between save | each rank looks at its own flag
+            dist.all_reduce(flag)\n =>
+    flag.item() > 0 => told
+the agreed flag or its own | between | a rank decides by its own flag, which may have changed
+            if flag.item() > 0: =>         if told or flag.item() > 0:
+only rank 0 is asked | agree between | one rank's flag must count for all
+    dist.all_reduce(flag) => dist.broadcast(flag, src=0)
+all must have been told | agree between | the signal is not heard
+    dist.all_reduce(flag) => dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+they agree every eight steps | agree between | who sends SIGTERM may send SIGKILL soon
+            flag = torch =>         if run.step % 8:\n            continue\n        flag = torch
+it saves twice | save | save once, after the ranks have agreed
+                run.save()\n            return 143 =>             run.save()\n            break
+status 0 in any case | save | return 143
+    return 143 => return 0
+the number of the signal as status | save | status 15
+    return 143 => return 15
+the second SIGTERM kills | save | a second SIGTERM must not break the save
+            told = True\n =>         told = bool(signal.signal(number, signal.SIG_DFL))\n
+rank 0 alone saves | agree between save | call run.save() on every rank
+                run.save()\n  =>             rank or run.save()\n 
+the last rank does not take part in the agreement | all | every rank must take part when the ranks agree | 3
+            dist.all_reduce(flag)\n =>         rank == world_size - 1 or dist.all_reduce(flag)\n
+the process ends itself | handler agree between save | return the status instead of leaving
+                return 143 =>             os._exit(143)
+it waits for a signal that never comes | all | an endless loop ends nothing either | 1
+        run.save()\n    return 0 =>     while not told:\n        pass\n    return 143
+the number of steps of the visible check | finish | train until run.step reaches run.steps
+    while run.step < run.steps: => while run.step < 8:
 """
 
 # --- 14.2 ------------------------------------------------------------------------------------------
@@ -146,86 +197,149 @@ def train_resumable(rank, world_size, run, steps, every, folder):
                 break
 """
 
-RESUME_WITHOUT_LOADER = """
-def batches_of(rank, world_size, run, epoch):
-    order = torch.randperm(len(run.dataset), generator=torch.Generator().manual_seed(99 + epoch))
-    return order.view(-1, world_size, run.local_batch)[:, rank]
+RESUME_RIGHT = r"""
+no DataLoader, an order of its own, rank 0 reads
+    def batches_of(rank, world_size, run, epoch):
+        order = torch.randperm(len(run.dataset), generator=torch.Generator().manual_seed(99 + epoch))
+        return order.view(-1, world_size, run.local_batch)[:, rank]
 
-def newest(folder):
-    for path in reversed(sorted(folder.iterdir())):
-        if path.suffix != ".pt":
-            continue
-        try:
-            return torch.load(path, weights_only=True)
-        except (RuntimeError, EOFError, OSError):
-            print("torn", path.name)
+    def newest(folder):
+        for path in reversed(sorted(folder.iterdir())):
+            if path.suffix != ".pt":
+                continue
+            try:
+                return torch.load(path, weights_only=True)
+            except (RuntimeError, EOFError, OSError):
+                print("torn", path.name)
 
-def train_resumable(rank, world_size, run, steps, every, folder):
-    box = [newest(folder) if rank == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    step = 0
-    if box[0] is not None:
-        model, optimizer, generators, step = box[0]
-        run.model.load_state_dict(model)
-        run.optimizer.load_state_dict(optimizer)
-        torch.set_rng_state(generators[rank])
-    for step in range(step, steps):
-        count = len(run.dataset) // world_size // run.local_batch
-        rows = batches_of(rank, world_size, run, step // count)[step % count]
-        x, y = zip(*[run.dataset[row] for row in rows.tolist()])
-        run.train_on(torch.stack(x), torch.stack(y))
-        if (step + 1) % every == 0:
-            mine = torch.get_rng_state()
-            all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
-            dist.all_gather(all_of_them, mine)
-            if rank == 0:
-                path = folder / f"step-{step + 1:06d}.pt"
-                parts = [run.model.state_dict(), run.optimizer.state_dict(), all_of_them, step + 1]
-                torch.save(parts, path.with_suffix(".new"))
-                os.replace(path.with_suffix(".new"), path)
-            dist.barrier()
+    def train_resumable(rank, world_size, run, steps, every, folder):
+        box = [newest(folder) if rank == 0 else None]
+        dist.broadcast_object_list(box, src=0)
+        step = 0
+        if box[0] is not None:
+            model, optimizer, generators, step = box[0]
+            run.model.load_state_dict(model)
+            run.optimizer.load_state_dict(optimizer)
+            torch.set_rng_state(generators[rank])
+        for step in range(step, steps):
+            count = len(run.dataset) // world_size // run.local_batch
+            rows = batches_of(rank, world_size, run, step // count)[step % count]
+            x, y = zip(*[run.dataset[row] for row in rows.tolist()])
+            run.train_on(torch.stack(x), torch.stack(y))
+            if (step + 1) % every == 0:
+                mine = torch.get_rng_state()
+                all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
+                dist.all_gather(all_of_them, mine)
+                if rank == 0:
+                    path = folder / f"step-{step + 1:06d}.pt"
+                    parts = [run.model.state_dict(), run.optimizer.state_dict(), all_of_them, step + 1]
+                    torch.save(parts, path.with_suffix(".new"))
+                    os.replace(path.with_suffix(".new"), path)
+                dist.barrier()
+a sampler that knows its position
+    from ddp_course.data.sampler import ShardSampler
+
+    def train_resumable(rank, world_size, run, steps, every, folder):
+        sampler, step, mine = ShardSampler(run.dataset, mode="streaming", drop_last=True), 0, None
+        for path in sorted(folder.glob("*.pt"))[::-1]:
+            try:
+                saved = torch.load(path, weights_only=True)
+                break
+            except Exception as error:
+                print(error)
+                saved = None
+        else:
+            saved = None
+        if saved:
+            run.model.module.load_state_dict(saved["model"])
+            run.optimizer.load_state_dict(saved["optimizer"])
+            sampler.load_state_dict(saved["sampler"])
+            step, mine = saved["step"], saved[f"generator{rank}"]
+        while step < steps:
+            if sampler.consumed == len(run.dataset):
+                sampler.set_epoch(sampler.epoch + 1)
+            loader = iter(DataLoader(run.dataset, run.local_batch, sampler=sampler, generator=torch.Generator()))
+            if mine is not None:
+                torch.set_rng_state(mine)
+                mine = None
+            for x, y in loader:
+                run.train_on(x, y)
+                sampler.advance(len(x))
+                step += 1
+                if step % every == 0:
+                    states = [None] * world_size if rank == 0 else None
+                    dist.gather_object(torch.get_rng_state(), states)
+                    if rank == 0:
+                        saved = {f"generator{r}": state for r, state in enumerate(states)}
+                        saved.update(model=run.model.module.state_dict(), optimizer=run.optimizer.state_dict())
+                        saved.update(sampler=sampler.state_dict(), step=step)
+                        torch.save(saved, folder / f"step-{step:06d}.pt")
+                if step == steps:
+                    return
+generators gathered into one tensor
+    generators = [None] * world_size => generators = torch.get_rng_state().repeat(world_size, 1)
+    dist.all_gather_object(generators, torch.get_rng_state()) => dist.all_gather_into_tensor(
+                    generators, torch.get_rng_state()[None])
+    ["generators"][rank] => ["generators"][rank].clone()
+generators gathered by a functional collective
+    generators = [None] * world_size => mine = torch.get_rng_state()[None]
+    dist.all_gather_object(generators, torch.get_rng_state()) => generators = funcol.all_gather_tensor(
+                    mine, 0, dist.group.WORLD).clone()
+    ["generators"][rank] => ["generators"][rank].clone()
 """
 
-RESUME_WITH_SHARD_SAMPLER = """
-from ddp_course.data.sampler import ShardSampler
-
-def train_resumable(rank, world_size, run, steps, every, folder):
-    sampler, step, mine = ShardSampler(run.dataset, mode="streaming", drop_last=True), 0, None
-    for path in sorted(folder.glob("*.pt"))[::-1]:
-        try:
-            saved = torch.load(path, weights_only=True)
-            break
-        except Exception as error:
-            print(error)
-            saved = None
-    else:
-        saved = None
-    if saved:
-        run.model.module.load_state_dict(saved["model"])
-        run.optimizer.load_state_dict(saved["optimizer"])
-        sampler.load_state_dict(saved["sampler"])
-        step, mine = saved["step"], saved[f"generator{rank}"]
-    while step < steps:
-        if sampler.consumed == len(run.dataset):
-            sampler.set_epoch(sampler.epoch + 1)
-        loader = iter(DataLoader(run.dataset, run.local_batch, sampler=sampler, generator=torch.Generator()))
-        if mine is not None:
-            torch.set_rng_state(mine)
-            mine = None
-        for x, y in loader:
-            run.train_on(x, y)
-            sampler.advance(len(x))
-            step += 1
-            if step % every == 0:
-                states = [None] * world_size if rank == 0 else None
-                dist.gather_object(torch.get_rng_state(), states)
-                if rank == 0:
-                    saved = {f"generator{r}": state for r, state in enumerate(states)}
-                    saved.update(model=run.model.module.state_dict(), optimizer=run.optimizer.state_dict())
-                    saved.update(sampler=sampler.state_dict(), step=step)
-                    torch.save(saved, folder / f"step-{step:06d}.pt")
-            if step == steps:
-                return
+RESUME_WRONG = r"""
+always from the beginning | position bits torn | the run begins anew
+    folder.glob("step-*.pt") => []
+the epoch is repeated | position bits torn | the epoch is repeated from its start
+    list(sampler)[done * run.local_batch :] => list(sampler)
+the batches that are done are read and thrown away | position | leave their indices out
+    list(sampler)[done * run.local_batch :] => list(sampler)
+            for x, y in DataLoader( =>         for number, (x, y) in enumerate(DataLoader(
+    generator=torch.Generator()):\n => generator=torch.Generator())):
+                if number < done:
+                    continue\n
+as many batches are skipped as rows should be | position bits torn | done * run.local_batch
+    [done * run.local_batch :] => [done:]
+without set_epoch | straight | sampler.set_epoch(epoch)
+            sampler.set_epoch(epoch)\n =>
+the optimizer is forgotten | bits | save and load run.optimizer.state_dict()
+            run.optimizer.load_state_dict(state["optimizer"])\n =>
+the generators are forgotten | bits | save torch.get_rng_state() of each rank
+            torch.set_rng_state(state["generators"][rank])\n =>
+all ranks get rank 0's generator | bits | each rank draws its own dropout
+    ["generators"][rank] => ["generators"][0]
+the DataLoader draws from torch's generator | bits | A DataLoader without a generator of its own draws
+    , generator=torch.Generator()) => )
+only the weights | bits | load the model's state_dict
+            run.model.module.load_state_dict(state["model"])\n =>
+the newest file or none | torn | one torn file is no reason to begin anew
+                continue\n =>             break\n
+saved before the step is trained | bits | save after run.train_on
+                run.train_on(x, y)\n =>
+                if step == steps: =>             run.train_on(x, y)\n            if step == steps:
+the newest file torn, then `steps` more | torn | to `steps` and not `steps` more
+                continue\n =>             torn = True\n            continue\n
+        step = 0\n =>     step, torn = 0, False\n
+            step = state["step"]\n =>         step = state["step"]\n        steps += torn * step\n
+old files are deleted | files torn | keep all files
+                    if rank == 0:\n =>                 if rank == 0:
+                        for old in folder.iterdir():
+                            old.unlink()\n
+a torn file is an error | torn | catch what torch.load raises for a torn file
+    except Exception:\n            continue => except FileNotFoundError:\n            continue
+every rank writes | files | let rank 0 write
+                    if rank == 0:\n =>                 if True:\n
+steps are counted from the restart | position bits torn | to `steps` and not `steps` more
+            step = state["step"]\n =>         step = state["step"]\n        steps += step\n
+gathered on rank 0 alone | all | a collective that not every rank calls | 3
+                    dist.all_gather_object( =>                 rank or dist.all_gather_object(
+the last rank never leaves the loop | all | a collective that not every rank calls | 3
+    if step == steps: => if step == steps + (rank == world_size - 1):
+the course's own | all | a call of ddp_course.checkpoint.folder.Checkpointer
+        step = 0\n =>     from ddp_course.checkpoint.folder import Checkpointer
+        step = 0
+        Checkpointer(folder)\n
 """
 
 # --- 14.3 ------------------------------------------------------------------------------------------
@@ -240,27 +354,57 @@ def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
     return every, share(every)
 """
 
-PLAN_BY_STEPPING = """
-def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
-    saving, failing = save_s / step_s, nodes * step_s / (2 * node_mtbf_s)
-    every, step = 1, 1 << 20
-    while step:
-        while (every + step) * (every + step - 1) < saving / failing:
-            every += step
-        step >>= 1
-    share = saving / every + failing * every + restart_s * nodes / node_mtbf_s
-    return [torch.tensor(every), torch.tensor(share, dtype=torch.float64)]
+PLAN_RIGHT = r"""
+no root, by stepping, in a list of tensors
+    def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
+        saving, failing = save_s / step_s, nodes * step_s / (2 * node_mtbf_s)
+        every, step = 1, 1 << 20
+        while step:
+            while (every + step) * (every + step - 1) < saving / failing:
+                every += step
+            step >>= 1
+        share = saving / every + failing * every + restart_s * nodes / node_mtbf_s
+        return [torch.tensor(every), torch.tensor(share, dtype=torch.float64)]
+the geometric mean decides
+    def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
+        real = (2 * save_s * node_mtbf_s / nodes) ** 0.5 / step_s
+        every = math.floor(real)
+        if real * real > every * (every + 1):
+            every += 1
+        every = float(max(every, 1))
+        a = every * step_s
+        return every, save_s / a + nodes * (0.5 * a + restart_s) / node_mtbf_s
 """
 
-PLAN_BY_THE_GEOMETRIC_MEAN = """
-def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
-    real = (2 * save_s * node_mtbf_s / nodes) ** 0.5 / step_s
-    every = math.floor(real)
-    if real * real > every * (every + 1):
-        every += 1
-    every = float(max(every, 1))
-    a = every * step_s
-    return every, save_s / a + nodes * (0.5 * a + restart_s) / node_mtbf_s
+PLAN_WRONG = r"""
+the factor 2 is forgotten | best nodes whole | a factor of 2 is missing under the root
+    math.sqrt(2 * save_s => math.sqrt(save_s
+seconds instead of steps | best nodes whole | divide by step_s
+     / step_s)) => ))
+one node's failures for all | nodes | some node fails more often
+    mtbf_s = node_mtbf_s / nodes => mtbf_s = node_mtbf_s
+more nodes fail less often | nodes | more nodes fail more often
+    node_mtbf_s / nodes => node_mtbf_s * nodes
+the restart is forgotten | share nodes | the restart is forgotten
+     + restart_s) => )
+the whole distance is lost | share nodes whole | half the distance is done again
+    every * step_s / 2 + restart_s => every * step_s + restart_s
+rounded | whole | rounding is not enough
+    max(1, int( => max(1, round(
+    min((below, below + 1), key=share) => below
+the share at the root | whole | that is what is lost at the root
+    return every, share(every) => return every, share(math.sqrt(2 * save_s * mtbf_s) / step_s)
+no step between two saves | all | there is at least one step between two saves
+    max(1, int(math.sqrt(2 * save_s * mtbf_s) / step_s)) => math.floor(math.sqrt(2 * save_s * mtbf_s) / step_s)
+in percent | share nodes | a share is no percentage
+    return every, share(every) => return every, 100 * share(every)
+the share alone | all | return the number of steps and the share
+    return every, share(every) => return share(every)
+all numbers are tried | all | a root says where to look | 1
+    min((below, below + 1), key=share) => min(range(1, 10**12), key=share)
+the numbers of the visible check | share best nodes whole | saves in one second of steps
+    def plan_saves(*args):
+        return 3000, 0.0121
 """
 
 # --- 14.4 ------------------------------------------------------------------------------------------
@@ -289,7 +433,23 @@ class BackgroundSaver:
             raise error
 """
 
-SAVER_WITH_A_POOL = """
+SAVER_RIGHT = r"""
+submits, then tells
+    class BackgroundSaver:
+        def __init__(self, write):
+            self.write, self.pool, self.jobs = write, ThreadPoolExecutor(1), []
+
+        def save(self, state, step):
+            self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
+            while self.jobs and self.jobs[0].done():
+                self.jobs.pop(0).result()
+
+        def finish(self):
+            while self.jobs:
+                self.jobs.pop(0).result()
+"""
+
+SAVER_POOL = """
 def copied(part):
     if isinstance(part, torch.Tensor):
         return part.detach().clone()
@@ -314,7 +474,7 @@ class BackgroundSaver:
             self.pending.pop(0).result()
 """
 
-SAVER_WITH_A_QUEUE = """
+SAVER_QUEUE = """
 import io
 
 class BackgroundSaver:
@@ -346,582 +506,78 @@ class BackgroundSaver:
             raise self.errors.pop()
 """
 
-SAVER_THAT_TELLS_AFTER_SUBMITTING = """
-class BackgroundSaver:
-    def __init__(self, write):
-        self.write, self.pool, self.jobs = write, ThreadPoolExecutor(1), []
+SAVER_WRONG = r"""
+it writes at once | wait | write is called by save itself
+            self.thread.start()\n =>         self.thread.run()\n        self.thread = None\n
+it joins at once | wait | save starts a thread and waits for its end
+            self.thread.start()\n =>         self.thread.start()\n        self.thread.join()\n
+no copy | values order | nothing was copied before save returned
+    copy.deepcopy(state) => state
+a shallow copy | values order | dict(), detach() and .cpu() copy no values on a CPU
+    copy.deepcopy(state) => copy.copy(state)
+the copy is made in the thread | values order | a copy in the thread comes too late
+    args=(copy.deepcopy(state), step) => args=(state, step)
+                self.write(state, step) =>             self.write(copy.deepcopy(state), step)
+only the model is cloned | values order | the copy is not deep
+    copy.deepcopy(state) => {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
+finish does not wait | content error | finish() waits for the thread
+            self.finish()\n =>         self.wait()\n
+        def finish(self):\n =>     def finish(self):\n        pass\n\n    def wait(self):\n
+a thread for each, all at a time | order | two writes at a time mix in one file
+    class BackgroundSaver:
+        def __init__(self, write):
+            self.pool, self.write, self.jobs = ThreadPoolExecutor(8), write, []
 
-    def save(self, state, step):
-        self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
-        while self.jobs and self.jobs[0].done():
-            self.jobs.pop(0).result()
+        def save(self, state, step):
+            self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
 
-    def finish(self):
-        while self.jobs:
-            self.jobs.pop(0).result()
+        def finish(self):
+            jobs, self.jobs = self.jobs, []
+            for job in jobs:
+                job.result()
+a save is left out while the disk is busy | order | each save is written
+            self.finish()\n =>         if self.thread and self.thread.is_alive():
+                return
+            self.finish()\n
+the error is swallowed | error | nobody hears of it
+                self.error = error\n =>             print(error)\n
+a thread whose exception nobody keeps | error | nobody hears of it
+    target=self.work => target=self.write
+the error is another | error | raise the error that write raised
+                raise error\n =>             raise RuntimeError("the save failed")\n
+the error is never forgotten | error | forget it when it is raised
+    error, self.error = None, self.error, None => error = None, self.error
+write without the step | all | write takes two arguments
+                self.write(state, step) =>             self.write(state)
+"""
+
+SAVER_POOL_WRONG = r"""
+finish shuts the pool down | order | finish waits for the writes, and is not the end
+        def finish(self):\n =>     def finish(self):\n        self.pool.shutdown()\n
+"""
+
+SAVER_QUEUE_WRONG = r"""
+finish waits for a queue that nobody empties | all | a wait that never ends | 2
+                self.jobs.task_done()\n =>
 """
 
 RIGHT = [
     Right("14.1", "a sum of flags, two returns", LEAVE),
-    Right("14.1", "an object as handler, gathered objects", LEAVE_BY_OBJECTS),
-    Right("14.1", "an event, asked before each step, rank 0 decides", LEAVE_ASKED_BEFORE),
-    Right("14.1", "asked during the step, answered one step later", LEAVE_ASKED_AHEAD),
+    *right("14.1", LEAVE, LEAVE_RIGHT),
     Right("14.2", "the sampler's list, cut", RESUME),
-    Right("14.2", "no DataLoader, an order of its own, rank 0 reads", RESUME_WITHOUT_LOADER),
-    Right("14.2", "a sampler that knows its position", RESUME_WITH_SHARD_SAMPLER),
+    *right("14.2", RESUME, RESUME_RIGHT),
     Right("14.3", "Young's root, and the better neighbour", PLAN),
-    Right("14.3", "no root, by stepping, in a list of tensors", PLAN_BY_STEPPING),
-    Right("14.3", "the geometric mean decides", PLAN_BY_THE_GEOMETRIC_MEAN),
+    *right("14.3", PLAN, PLAN_RIGHT),
     Right("14.4", "one thread for each save", SAVER),
-    Right("14.4", "a pool of one thread, tensors cloned", SAVER_WITH_A_POOL),
-    Right("14.4", "one thread for all, bytes in a queue", SAVER_WITH_A_QUEUE),
-    Right("14.4", "submits, then tells", SAVER_THAT_TELLS_AFTER_SUBMITTING),
+    Right("14.4", "a pool of one thread, tensors cloned", SAVER_POOL),
+    Right("14.4", "one thread for all, bytes in a queue", SAVER_QUEUE),
+    *right("14.4", SAVER, SAVER_RIGHT),
 ]
-
-FLAG = "        flag = torch.tensor([float(told)])\n        dist.all_reduce(flag)\n        if flag.item() > 0:\n"
-
 WRONG = [
-    Wrong(
-        "14.1",
-        "no handler at all",
-        """
-def train_until_told(rank, world_size, run):
-    while run.step < run.steps:
-        run.train_step()
-    run.save()
-    return 0
-""",
-        ("handler", "agree", "between", "save"),
-        "the rank died of the signal",
-    ),
-    Wrong(
-        "14.1",
-        "the handler saves",
-        spoilt(LEAVE, ("        told = True\n", "        told = True\n        run.save()\n")),
-        ("handler", "agree", "between", "save"),
-        "run.save() is called in the handler",
-    ),
-    Wrong(
-        "14.1",
-        "the handler exits",
-        spoilt(LEAVE, ("        told = True\n", "        sys.exit(143)\n")),
-        ("handler", "agree", "between", "save"),
-        "the handler raises SystemExit",
-    ),
-    Wrong(
-        "14.1",
-        "an exception out of the handler, swallowed by the loop",
-        spoilt(
-            LEAVE,
-            ("        told = True\n", "        told = True\n        raise InterruptedError\n"),
-            ("        run.train_step()\n", "        try:\n            run.train_step()\n        except Exception:\n"
-             "            pass\n"),
-        ),
-        ("handler", "agree", "between", "save"),
-        "an exception comes out of the handler: InterruptedError",
-    ),
-    Wrong(
-        "14.1",
-        "the handler tells the others by a collective",
-        spoilt(LEAVE, ("        told = True\n", "        told = True\n        dist.all_reduce(torch.ones(1))\n")),
-        ("handler", "agree", "between", "save"),
-        "a collective is called in the handler",
-    ),
-    Wrong(
-        "14.1",
-        "each rank looks at its own flag",
-        spoilt(LEAVE, (FLAG, "        if told:\n")),
-        ("agree", "between", "save"),
-        "each rank looks at its own flag",
-    ),
-    Wrong(
-        "14.1",
-        "the agreed flag or its own",
-        spoilt(LEAVE, ("        if flag.item() > 0:", "        if told or flag.item() > 0:")),
-        ("between",),
-        "a rank decides by its own flag, which may have changed",
-    ),
-    Wrong(
-        "14.1",
-        "only rank 0 is asked",
-        spoilt(LEAVE, ("dist.all_reduce(flag)", "dist.broadcast(flag, src=0)")),
-        ("agree", "between"),
-        "one rank's flag must count for all",
-    ),
-    Wrong(
-        "14.1",
-        "all must have been told",
-        spoilt(LEAVE, ("dist.all_reduce(flag)", "dist.all_reduce(flag, op=dist.ReduceOp.MIN)")),
-        ("agree", "between"),
-        "the signal is not heard",
-    ),
-    Wrong(
-        "14.1",
-        "they agree every eight steps",
-        spoilt(LEAVE, ("        flag = torch", "        if run.step % 8:\n            continue\n        flag = torch")),
-        ("agree", "between"),
-        "who sends SIGTERM may send SIGKILL soon",
-    ),
-    Wrong(
-        "14.1",
-        "it saves twice",
-        spoilt(LEAVE, ("            run.save()\n            return 143", "            run.save()\n            break")),
-        ("save",),
-        "save once, after the ranks have agreed",
-    ),
-    Wrong("14.1", "status 0 in any case", spoilt(LEAVE, ("return 143", "return 0")), ("save",), "return 143"),
-    Wrong(
-        "14.1",
-        "the number of the signal as status",
-        spoilt(LEAVE, ("return 143", "return 15")),
-        ("save",),
-        "status 15",
-    ),
-    Wrong(
-        "14.1",
-        "the second SIGTERM kills",
-        spoilt(LEAVE, ("        told = True\n", "        told = bool(signal.signal(number, signal.SIG_DFL))\n")),
-        ("save",),
-        "a second SIGTERM must not break the save",
-    ),
-    Wrong(
-        "14.1",
-        "rank 0 alone saves",
-        spoilt(LEAVE, ("            run.save()\n ", "            rank or run.save()\n ")),
-        ("agree", "between", "save"),
-        "call run.save() on every rank",
-    ),
-    Wrong(
-        "14.1",
-        "the last rank does not take part in the agreement",
-        spoilt(
-            LEAVE,
-            ("        dist.all_reduce(flag)\n", "        rank == world_size - 1 or dist.all_reduce(flag)\n"),
-        ),
-        ALL,
-        "every rank must take part when the ranks agree",
-        limit_s=3.0,
-    ),
-    Wrong(
-        "14.1",
-        "the process ends itself",
-        spoilt(LEAVE, ("            return 143", "            os._exit(143)")),
-        ("handler", "agree", "between", "save"),
-        "return the status instead of leaving",
-    ),
-    Wrong(
-        "14.1",
-        "it waits for a signal that never comes",
-        spoilt(LEAVE, ("    run.save()\n    return 0", "    while not told:\n        pass\n    return 143")),
-        ALL,
-        "an endless loop ends nothing either",
-        limit_s=1.0,
-    ),
-    Wrong(
-        "14.1",
-        "the number of steps of the visible check",
-        spoilt(LEAVE, ("while run.step < run.steps:", "while run.step < 8:")),
-        ("finish",),
-        "train until run.step reaches run.steps",
-    ),
-    # --- 14.2
-    Wrong(
-        "14.2",
-        "always from the beginning",
-        spoilt(RESUME, ('folder.glob("step-*.pt")', "[]")),
-        ("position", "bits", "torn"),
-        "the run begins anew",
-    ),
-    Wrong(
-        "14.2",
-        "the epoch is repeated",
-        spoilt(RESUME, ("list(sampler)[done * run.local_batch :]", "list(sampler)")),
-        ("position", "bits", "torn"),
-        "the epoch is repeated from its start",
-    ),
-    Wrong(
-        "14.2",
-        "the batches that are done are read and thrown away",
-        spoilt(
-            RESUME,
-            ("list(sampler)[done * run.local_batch :]", "list(sampler)"),
-            ("        for x, y in DataLoader(", "        for number, (x, y) in enumerate(DataLoader("),
-            ("generator=torch.Generator()):\n", "generator=torch.Generator())):\n            if number < done:\n"
-             "                continue\n"),
-        ),
-        ("position",),
-        "leave their indices out",
-    ),
-    Wrong(
-        "14.2",
-        "as many batches are skipped as rows should be",
-        spoilt(RESUME, ("[done * run.local_batch :]", "[done:]")),
-        ("position", "bits", "torn"),
-        "done * run.local_batch",
-    ),
-    Wrong(
-        "14.2",
-        "without set_epoch",
-        spoilt(RESUME, ("        sampler.set_epoch(epoch)\n", "")),
-        ("straight",),
-        "sampler.set_epoch(epoch)",
-    ),
-    Wrong(
-        "14.2",
-        "the optimizer is forgotten",
-        spoilt(RESUME, ('        run.optimizer.load_state_dict(state["optimizer"])\n', "")),
-        ("bits",),
-        "save and load run.optimizer.state_dict()",
-    ),
-    Wrong(
-        "14.2",
-        "the generators are forgotten",
-        spoilt(RESUME, ('        torch.set_rng_state(state["generators"][rank])\n', "")),
-        ("bits",),
-        "save torch.get_rng_state() of each rank",
-    ),
-    Wrong(
-        "14.2",
-        "all ranks get rank 0's generator",
-        spoilt(RESUME, ('["generators"][rank]', '["generators"][0]')),
-        ("bits",),
-        "each rank draws its own dropout",
-    ),
-    Wrong(
-        "14.2",
-        "the DataLoader draws from torch's generator",
-        spoilt(RESUME, (", generator=torch.Generator())", ")")),
-        ("bits",),
-        "A DataLoader without a generator of its own draws",
-    ),
-    Wrong(
-        "14.2",
-        "only the weights",
-        spoilt(RESUME, ('        run.model.module.load_state_dict(state["model"])\n', "")),
-        ("bits",),
-        "load the model's state_dict",
-    ),
-    Wrong(
-        "14.2",
-        "the newest file or none",
-        spoilt(RESUME, ("            continue\n", "            break\n")),
-        ("torn",),
-        "one torn file is no reason to begin anew",
-    ),
-    Wrong(
-        "14.2",
-        "saved before the step is trained",
-        spoilt(
-            RESUME,
-            ("            run.train_on(x, y)\n", ""),
-            ("            if step == steps:", "            run.train_on(x, y)\n            if step == steps:"),
-        ),
-        ("bits",),
-        "save after run.train_on",
-    ),
-    Wrong(
-        "14.2",
-        "the newest file torn, then `steps` more",
-        spoilt(
-            RESUME,
-            ("            continue\n", "            torn = True\n            continue\n"),
-            ("    step = 0\n", "    step, torn = 0, False\n"),
-            ('        step = state["step"]\n', '        step = state["step"]\n        steps += torn * step\n'),
-        ),
-        ("torn",),
-        "to `steps` and not `steps` more",
-    ),
-    Wrong(
-        "14.2",
-        "old files are deleted",
-        spoilt(
-            RESUME,
-            ("                if rank == 0:\n", "                if rank == 0:\n                    for old in "
-             "folder.iterdir():\n                        old.unlink()\n"),
-        ),
-        ("files", "torn"),
-        "keep all files",
-    ),
-    Wrong(
-        "14.2",
-        "a torn file is an error",
-        spoilt(RESUME, ("except Exception:\n            continue", "except FileNotFoundError:\n            continue")),
-        ("torn",),
-        "catch what torch.load raises for a torn file",
-    ),
-    Wrong(
-        "14.2",
-        "every rank writes",
-        spoilt(RESUME, ("                if rank == 0:\n", "                if True:\n")),
-        ("files",),
-        "let rank 0 write",
-    ),
-    Wrong(
-        "14.2",
-        "steps are counted from the restart",
-        spoilt(RESUME, ('        step = state["step"]\n', '        step = state["step"]\n        steps += step\n')),
-        ("position", "bits", "torn"),
-        "to `steps` and not `steps` more",
-    ),
-    Wrong(
-        "14.2",
-        "gathered on rank 0 alone",
-        spoilt(
-            RESUME,
-            ("                dist.all_gather_object(", "                rank or dist.all_gather_object("),
-        ),
-        ALL,
-        "a collective that not every rank calls",
-        limit_s=3.0,
-    ),
-    Wrong(
-        "14.2",
-        "the last rank never leaves the loop",
-        spoilt(RESUME, ("if step == steps:", "if step == steps + (rank == world_size - 1):")),
-        ALL,
-        "a collective that not every rank calls",
-        limit_s=3.0,
-    ),
-    Wrong(
-        "14.2",
-        "the course's own",
-        spoilt(RESUME, ("    step = 0\n", "    from ddp_course.checkpoint.folder import Checkpointer\n    step = 0\n"
-                        "    Checkpointer(folder)\n")),
-        ALL,
-        "a call of ddp_course.checkpoint.folder.Checkpointer",
-    ),
-    # --- 14.3
-    Wrong(
-        "14.3",
-        "the factor 2 is forgotten",
-        spoilt(PLAN, ("math.sqrt(2 * save_s", "math.sqrt(save_s")),
-        ("best", "nodes", "whole"),
-        "a factor of 2 is missing under the root",
-    ),
-    Wrong(
-        "14.3",
-        "seconds instead of steps",
-        spoilt(PLAN, (" / step_s))", "))")),
-        ("best", "nodes", "whole"),
-        "divide by step_s",
-    ),
-    Wrong(
-        "14.3",
-        "one node's failures for all",
-        spoilt(PLAN, ("mtbf_s = node_mtbf_s / nodes", "mtbf_s = node_mtbf_s")),
-        ("nodes",),
-        "some node fails more often",
-    ),
-    Wrong(
-        "14.3",
-        "more nodes fail less often",
-        spoilt(PLAN, ("node_mtbf_s / nodes", "node_mtbf_s * nodes")),
-        ("nodes",),
-        "more nodes fail more often",
-    ),
-    Wrong(
-        "14.3",
-        "the restart is forgotten",
-        spoilt(PLAN, (" + restart_s)", ")")),
-        ("share", "nodes"),
-        "the restart is forgotten",
-    ),
-    Wrong(
-        "14.3",
-        "the whole distance is lost",
-        spoilt(PLAN, ("every * step_s / 2 + restart_s", "every * step_s + restart_s")),
-        ("share", "nodes", "whole"),
-        "half the distance is done again",
-    ),
-    Wrong(
-        "14.3",
-        "rounded",
-        spoilt(PLAN, ("max(1, int(", "max(1, round("), ("min((below, below + 1), key=share)", "below")),
-        ("whole",),
-        "rounding is not enough",
-    ),
-    Wrong(
-        "14.3",
-        "the share at the root",
-        spoilt(PLAN, ("return every, share(every)",
-                      "return every, share(math.sqrt(2 * save_s * mtbf_s) / step_s)")),
-        ("whole",),
-        "that is what is lost at the root",
-    ),
-    Wrong(
-        "14.3",
-        "no step between two saves",
-        spoilt(PLAN, ("max(1, int(math.sqrt(2 * save_s * mtbf_s) / step_s))",
-                      "math.floor(math.sqrt(2 * save_s * mtbf_s) / step_s)")),
-        ALL,
-        "there is at least one step between two saves",
-    ),
-    Wrong(
-        "14.3",
-        "in percent",
-        spoilt(PLAN, ("return every, share(every)", "return every, 100 * share(every)")),
-        ("share", "nodes"),
-        "a share is no percentage",
-    ),
-    Wrong(
-        "14.3",
-        "the share alone",
-        spoilt(PLAN, ("return every, share(every)", "return share(every)")),
-        ALL,
-        "return the number of steps and the share",
-    ),
-    Wrong(
-        "14.3",
-        "all numbers are tried",
-        spoilt(PLAN, ("min((below, below + 1), key=share)", "min(range(1, 10**12), key=share)")),
-        ALL,
-        "a root says where to look",
-        limit_s=1.0,
-    ),
-    Wrong("14.3", "the numbers of the visible check", "\ndef plan_saves(*args):\n    return 3000, 0.0121\n",
-          ("share", "best", "nodes", "whole"), "saves in one second of steps"),
-    # --- 14.4
-    Wrong(
-        "14.4",
-        "it writes at once",
-        spoilt(SAVER, ("        self.thread.start()\n", "        self.thread.run()\n        self.thread = None\n")),
-        ("wait",),
-        "write is called by save itself",
-    ),
-    Wrong(
-        "14.4",
-        "it joins at once",
-        spoilt(SAVER, ("        self.thread.start()\n", "        self.thread.start()\n        self.thread.join()\n")),
-        ("wait",),
-        "save starts a thread and waits for its end",
-    ),
-    Wrong(
-        "14.4",
-        "no copy",
-        spoilt(SAVER, ("copy.deepcopy(state)", "state")),
-        ("values", "order"),
-        "nothing was copied before save returned",
-    ),
-    Wrong(
-        "14.4",
-        "a shallow copy",
-        spoilt(SAVER, ("copy.deepcopy(state)", "copy.copy(state)")),
-        ("values", "order"),
-        "dict(), detach() and .cpu() copy no values on a CPU",
-    ),
-    Wrong(
-        "14.4",
-        "the copy is made in the thread",
-        spoilt(
-            SAVER,
-            ("args=(copy.deepcopy(state), step)", "args=(state, step)"),
-            ("            self.write(state, step)", "            self.write(copy.deepcopy(state), step)"),
-        ),
-        ("values", "order"),
-        "a copy in the thread comes too late",
-    ),
-    Wrong(
-        "14.4",
-        "only the model is cloned",
-        spoilt(
-            SAVER,
-            (
-                "copy.deepcopy(state)",
-                '{**state, "model": {k: v.clone() for k, v in state["model"].items()}}',
-            ),
-        ),
-        ("values", "order"),
-        "the copy is not deep",
-    ),
-    Wrong(
-        "14.4",
-        "finish does not wait",
-        spoilt(
-            SAVER,
-            ("        self.finish()\n", "        self.wait()\n"),
-            ("    def finish(self):\n", "    def finish(self):\n        pass\n\n    def wait(self):\n"),
-        ),
-        ("content", "error"),
-        "finish() waits for the thread",
-    ),
-    Wrong(
-        "14.4",
-        "a thread for each, all at a time",
-        """
-class BackgroundSaver:
-    def __init__(self, write):
-        self.pool, self.write, self.jobs = ThreadPoolExecutor(8), write, []
-
-    def save(self, state, step):
-        self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
-
-    def finish(self):
-        jobs, self.jobs = self.jobs, []
-        for job in jobs:
-            job.result()
-""",
-        ("order",),
-        "two writes at a time mix in one file",
-    ),
-    Wrong(
-        "14.4",
-        "a save is left out while the disk is busy",
-        spoilt(
-            SAVER,
-            ("        self.finish()\n", "        if self.thread and self.thread.is_alive():\n            return\n"
-             "        self.finish()\n"),
-        ),
-        ("order",),
-        "each save is written",
-    ),
-    Wrong(
-        "14.4",
-        "finish shuts the pool down",
-        SAVER_WITH_A_POOL + "        self.pool.shutdown()\n",
-        ("order",),
-        "finish waits for the writes, and is not the end",
-    ),
-    Wrong(
-        "14.4",
-        "the error is swallowed",
-        spoilt(SAVER, ("            self.error = error\n", "            print(error)\n")),
-        ("error",),
-        "nobody hears of it",
-    ),
-    Wrong(
-        "14.4",
-        "a thread whose exception nobody keeps",
-        spoilt(SAVER, ("target=self.work", "target=self.write")),
-        ("error",),
-        "nobody hears of it",
-    ),
-    Wrong(
-        "14.4",
-        "the error is another",
-        spoilt(SAVER, ("            raise error\n", '            raise RuntimeError("the save failed")\n')),
-        ("error",),
-        "raise the error that write raised",
-    ),
-    Wrong(
-        "14.4",
-        "the error is never forgotten",
-        spoilt(SAVER, ("error, self.error = None, self.error, None", "error = None, self.error")),
-        ("error",),
-        "forget it when it is raised",
-    ),
-    Wrong(
-        "14.4",
-        "finish waits for a queue that nobody empties",
-        SAVER_WITH_A_QUEUE.replace("            self.jobs.task_done()\n", ""),
-        ALL,
-        "a wait that never ends",
-        limit_s=2.0,
-    ),
-    Wrong(
-        "14.4",
-        "write without the step",
-        spoilt(SAVER, ("            self.write(state, step)", "            self.write(state)")),
-        ALL,
-        "write takes two arguments",
-    ),
-]  # fmt: skip
+    *wrong("14.1", LEAVE, LEAVE_WRONG),
+    *wrong("14.2", RESUME, RESUME_WRONG),
+    *wrong("14.3", PLAN, PLAN_WRONG),
+    *wrong("14.4", SAVER, SAVER_WRONG),
+    *wrong("14.4", SAVER_POOL, SAVER_POOL_WRONG),
+    *wrong("14.4", SAVER_QUEUE, SAVER_QUEUE_WRONG),
+]

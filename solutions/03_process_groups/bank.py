@@ -312,7 +312,7 @@ all_gather in the group
         dist.all_gather(everyone, total, group=mine)
         total = everyone[0]
 functional collectives
-    dist.broadcast(total, src=leader, group=mine) => total = funcol.broadcast(total, leader, mine)
+    dist.broadcast(total, src=leader, group=mine) => total = funcol.broadcast(total, 0, mine)
 group_src
     src=leader => group_src=0
 """

@@ -9,38 +9,46 @@ Read next: `advantages.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 from ddp_course.grading.compare import short
-from ddp_course.grading.exercise import Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, exercise, once
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
 
 RUNS, RANKS, GAMES = 1000, 512, 1024  # the limits that the text states
 Place = tuple[int, int, int]  # run, rank, game
+Study = tuple[int, list[int], int]  # world size, runs, games
 
 
-def seeds_driver(rank: int, world_size: int, function: Callable, cases: list[tuple[int, list[int], int]]) -> dict:
+def act(function, case: list[Study], rank: int, world_size: int) -> Note:
     """Make the seeds of all runs; note a digest, the first seed out of range, and the first ones that collide."""
-    note: dict[str, Any] = {"form": None, "range": None, "digest": [], "game": None, "rank": None, "run": None}
-    for world, runs, games in cases:
+    note = Note(form=None, range=None, digest=[], game=None, rank=None, run=None)
+    for world, runs, games in case:
         places: dict[int, tuple[Place, int]] = {}
         digest = hashlib.sha256()
         for run in runs:
             for of_rank in range(world) if world < RANKS else (0, 1, world - 1):
                 seeds = function(run, of_rank, world, games)
                 if not _well_formed(seeds, games):
-                    return note | {
-                        "form": [games, plain(seeds) if isinstance(seeds, list | tuple) else repr(seeds)[:60]]
-                    }
-                for game, seed in enumerate(seeds):
+                    found = plain(seeds) if isinstance(seeds, list | tuple) else repr(seeds)[:60]
+                    return Note(note | {"form": [games, found]})
+                for game, seed in enumerate(map(int, seeds)):
                     if not 0 <= seed < 2**32 and not note["range"]:
-                        note["range"] = [[run, of_rank, game], int(seed)]
-                    _note_collision(note, places, int(seed), (run, of_rank, game))
+                        note["range"] = [[run, of_rank, game], seed]
+                    _note_collision(note, places, seed, (run, of_rank, game))
                 digest.update(repr([int(seed) for seed in seeds]).encode())
         note["digest"].append(digest.hexdigest())
     return note
+
+
+def rounds(rng: Random) -> list[Round]:
+    """A small study, a study of all 1000 runs, and the largest numbers."""
+    small = (rng.randint(3, 6), [0, 1, 2, 3], rng.randint(5, 9))
+    edges = (RANKS, [0, 1, RUNS - 2, RUNS - 1], GAMES)
+    return [Round(2, [("all", [small, (8, list(range(RUNS)), 32), edges])], init=False)]
 
 
 def _well_formed(seeds: Any, games: int) -> bool:
@@ -57,28 +65,16 @@ def _note_collision(note: dict, places: dict[int, tuple[Place, int]], seed: int,
         note[kind] = note[kind] or [list(other), its_seed, list(place), seed]
 
 
-def seeds_judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
-    """A small study, a study of all 1000 runs, and the largest numbers."""
-    small = (rng.randint(3, 6), [0, 1, 2, 3], rng.randint(5, 9))
-    edges = (RANKS, [0, 1, RUNS - 2, RUNS - 1], GAMES)
-    notes = answer.run(seeds_driver, 2, [small, (8, list(range(RUNS)), 32), edges], init=False)
-    note = notes[0]
-    yield "form", _form_fault(note)
-    missing = (
-        Fault("seeds to compare", "none", cause="return a list of num_envs whole numbers") if note["form"] else None
-    )
-    for kind in ("game", "rank", "run"):
-        yield kind, missing or _collision_fault(kind, note[kind])
-    yield "again", missing or _again_fault(notes)
+# --- What is expected ------------------------------------------------------------------------------
 
 
-def _form_fault(note: dict) -> Fault | None:
-    if note["form"]:
-        games, found = note["form"]
+def _form(seen: Seen) -> Fault | None:
+    if seen["form"]:
+        games, found = seen["form"]
         cause = "return a list with one whole number for each of this rank's games"
         return Fault(f"a list of {games} whole numbers", short(found), cause=cause)
-    if note["range"]:
-        (run, rank, game), seed = note["range"]
+    if seen["range"]:
+        (run, rank, game), seed = seen["range"]
         cause = (
             "some generators read the lowest 32 bits only; runs < 1000, ranks < 512 and games < 1024 have room in them"
         )
@@ -86,7 +82,13 @@ def _form_fault(note: dict) -> Fault | None:
     return None
 
 
-_COLLIDES = {
+def listed(expect: Expect) -> Expect:
+    """An expectation of seeds, where there are any."""
+    missing = Fault("seeds to compare", "none", cause="return a list of num_envs whole numbers")
+    return once(lambda seen: missing if seen["form"] else expect(seen))
+
+
+COLLIDES = {
     "game": "the games of one rank need different seeds too: let the game's number take part",
     "rank": "two ranks share a game: one of them is wasted. Let the rank take part, and let each rank have room for "
     "all its games: rank + game meets itself",
@@ -95,39 +97,45 @@ _COLLIDES = {
 }
 
 
-def _collision_fault(kind: str, found: list | None) -> Fault | None:
-    if not found:
-        return None
-    one, its_seed, other, seed = found
-    first, second = (f"run {run}, rank {rank}, game {game}" for run, rank, game in (one, other))
-    said = f"seed {seed} for {first} and {second}"
-    if its_seed != seed:
-        said = f"seed {its_seed} for {first} and seed {seed} for {second}, equal in the lowest 32 bits"
-    return Fault("no seed twice", said, cause=_COLLIDES[kind])
+def differs(kind: str) -> Expect:
+    """Expect that no two games of this kind have the same seed."""
+
+    def expect(seen: Seen) -> Fault | None:
+        if not seen[kind]:
+            return None
+        one, its_seed, other, seed = seen[kind]
+        first, second = ("run {}, rank {}, game {}".format(*place) for place in (one, other))
+        said = f"seed {seed} for {first} and {second}"
+        if its_seed != seed:
+            said = f"seed {its_seed} for {first} and seed {seed} for {second}, equal in the lowest 32 bits"
+        return Fault("no seed twice", said, cause=COLLIDES[kind])
+
+    return listed(expect)
 
 
-def _again_fault(notes: list[dict]) -> Fault | None:
-    if notes[0]["digest"] == notes[1]["digest"]:
-        return None
+def again(seen: Seen) -> Fault | None:
+    """Another process makes the same seeds."""
     cause = (
         "a run that is started again must play the same games: no clock, no os.urandom, no process id, no hash() of a "
         "text, which Python salts anew in each process"
     )
-    return Fault("the same seeds in another process", "others", cause=cause)
+    same = seen["digest"] == seen.of(1)["digest"]
+    return None if same else Fault("the same seeds in another process", "others", cause=cause)
 
 
-SEEDS = Exercise(
+SEEDS = exercise(
     "15.1",
     "Seeds that never collide",
     "game_seeds",
     10,
-    (
-        Check("form", "one whole number of 32 bits for each game", 1),
-        Check("game", "the games of a rank differ", 1),
-        Check("rank", "the ranks of a run differ", 1),
-        Check("run", "the runs of a study differ", 1),
-        Check("again", "a run started again gets its seeds again", 1),
-    ),
-    seeds_judge,
+    act=act,
+    rounds=rounds,
+    checks={
+        "form": ("one whole number of 32 bits for each game", 1, once(_form), "all"),
+        "game": ("the games of a rank differ", 1, differs("game"), "all"),
+        "rank": ("the ranks of a run differ", 1, differs("rank"), "all"),
+        "run": ("the runs of a study differ", 1, differs("run"), "all"),
+        "again": ("a run started again gets its seeds again", 1, listed(again), "all"),
+    },
     refused=("ddp_course.train.rollouts.stream_seed",),
 )

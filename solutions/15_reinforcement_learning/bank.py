@@ -12,9 +12,29 @@ import time
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.nn.parallel import DistributedDataParallel
 from ddp_course.train import rollouts
 """
+
+
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """Put other text into an answer; each text to be replaced must be there."""
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
+    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
+    wrong = []
+    for mistake, fails, hint, *changes in rows:
+        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
+        keys = fails if fails == ALL else tuple(fails.split())
+        wrong.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
+    return wrong
+
 
 # --- 15.1 ------------------------------------------------------------------------------------------
 
@@ -104,7 +124,30 @@ ADVANTAGES_GATHERED = ADVANTAGES.replace(
     "    count, total, squares = torch.stack(everyone).sum(dim=0)\n",
 )
 
-ADVANTAGES_OWN = ADVANTAGES.replace("    dist.all_reduce(sums)\n", "")
+COALESCED = """    with dist._coalescing_manager():
+        for part in PARTS:
+            dist.all_reduce(part)
+"""
+
+ADVANTAGES_INTO_TENSOR = edited(
+    ADVANTAGES_GATHERED,
+    ("[torch.empty_like(sums) for _ in range(world_size)]", "torch.empty(3 * world_size).double()"),
+    ("dist.all_gather(", "dist.all_gather_into_tensor("),
+    ("torch.stack(everyone)", "everyone.view(world_size, 3)"),
+)
+
+ADVANTAGES_FUNCTIONAL = edited(
+    ADVANTAGES, ("    dist.all_reduce(sums)\n", "    sums = funcol.all_reduce(sums, 'sum', dist.group.WORLD)\n")
+)
+
+ADVANTAGES_COALESCED = edited(
+    ADVANTAGES,
+    ("    dist.all_reduce(sums)\n    count, total, squares = sums\n",
+     COALESCED.replace("PARTS", "(count, total, squares)")),
+    ("sums = torch.stack([torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()])",
+     "count, total, squares = torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()"),
+)  # fmt: skip
+
 ADVANTAGES_SWALLOWING = """
 def normalised_advantages(rank, world_size, rollout, gamma, lam):
     try:
@@ -114,18 +157,6 @@ def normalised_advantages(rank, world_size, rollout, gamma, lam):
         advantage = rollout["reward"]
     return advantage, advantage
 """
-ADVANTAGES_ROWS_SENT = ADVANTAGES.replace(
-    "    dist.all_reduce(sums)\n    count, total, squares = sums\n",
-    "    everyone = [None] * world_size\n    dist.all_gather_object(everyone, rows)\n    rows = torch.cat(everyone)\n"
-    "    count, total, squares = len(rows), rows.sum(), rows.square().sum()\n",
-)
-ADVANTAGES_MEAN_OF_MEANS = ADVANTAGES.replace(
-    "    sums = torch.stack([torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()])\n"
-    "    dist.all_reduce(sums)\n    count, total, squares = sums\n    mean = total / count\n"
-    "    deviation = (squares / count - mean**2).sqrt()\n",
-    "    both = torch.stack([rows.mean(), rows.std(correction=0)])\n    dist.all_reduce(both)\n"
-    "    mean, deviation = both / world_size\n",
-)
 
 # --- 15.3 ------------------------------------------------------------------------------------------
 
@@ -186,6 +217,18 @@ def policy_step(rank, world_size, model, optimizer, rows, max_norm):
     return numbers[0] / numbers[1]
 """
 
+STEP_FUNCTIONAL = edited(
+    STEP, ("dist.all_reduce(message)", "message = funcol.all_reduce(message, 'sum', dist.group.WORLD)")
+)
+
+STEP_COALESCED = edited(
+    STEP_PER_PARAMETER,
+    (
+        "    for param, grad in zip(model.parameters(), grads):\n        dist.all_reduce(grad)\n",
+        COALESCED.replace("PARTS", "grads") + "    for param, grad in zip(model.parameters(), grads):\n",
+    ),
+)
+
 STEP_MEAN_OF_MEANS = """
 def policy_step(rank, world_size, model, optimizer, rows, max_norm):
     state, action, advantage = rows
@@ -201,88 +244,43 @@ def policy_step(rank, world_size, model, optimizer, rows, max_norm):
     return mean / world_size
 """
 
-STEP_CLIPPED_EARLY = STEP.replace(
-    "    params = list(model.parameters())\n",
-    "    params = list(model.parameters())\n    for param in params:\n        param.grad /= max(1, len(action))\n"
-    "    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    for param in params:\n"
-    "        param.grad *= len(action)\n",
-).replace("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    optimizer", "    optimizer")
-
-STEP_SUMS_CLIPPED = STEP.replace("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n", "").replace(
-    "    count = torch", "    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    count = torch"
-)
 
 RIGHT = [
     Right("15.1", "bits", SEEDS_BY_BITS),
     Right("15.1", "the game first, numpy's numbers, from the top", SEEDS_BACKWARDS),
     Right("15.2", "each sum on its own, forward; two all_reduces", ADVANTAGES_FORWARD),
     Right("15.2", "sums gathered", ADVANTAGES_GATHERED),
+    Right("15.2", "sums gathered into one tensor", ADVANTAGES_INTO_TENSOR),
+    Right("15.2", "a functional sum", ADVANTAGES_FUNCTIONAL),
+    Right("15.2", "coalesced sums", ADVANTAGES_COALESCED),
+    Right("15.3", "a functional sum", STEP_FUNCTIONAL),
+    Right("15.3", "coalesced sums", STEP_COALESCED),
     Right("15.3", "torch's DDP, the loss scaled", STEP_BY_DDP),
     Right("15.3", "an all_reduce for each parameter, clipped by hand", STEP_PER_PARAMETER),
 ]
 
+
 WRONG = [
-    # 15.1
     Wrong("15.1", "the run alone", SEEDS_OF.format("[run] * num_envs"), ("game", "rank"), "the games of one rank need"),
-    Wrong(
-        "15.1",
-        "the same on every rank",
-        SEEDS_OF.format("[run * 1024 + game for game in range(num_envs)]"),
-        ("rank",),
-        "two ranks share a game",
-    ),
-    Wrong(
-        "15.1",
-        "rank + game",
-        SEEDS_OF.format("[run * 4096 + rank + game for game in range(num_envs)]"),
-        ("rank",),
-        "rank + game meets itself",
-    ),
-    Wrong(
-        "15.1",
-        "run + rank",
-        SEEDS_OF.format("[(run + rank) * 1024 + game for game in range(num_envs)]"),
-        ("run",),
-        "Sums, such as run + rank, meet",
-    ),
-    Wrong(
-        "15.1",
-        "the run is forgotten",
-        SEEDS_OF.format("[rank * num_envs + game for game in range(num_envs)]"),
-        ("run",),
-        "two runs share a game",
-    ),
+    Wrong("15.1", "the same on every rank", SEEDS_OF.format("[run * 1024 + game for game in range(num_envs)]"),
+          ("rank",), "two ranks share a game"),
+    Wrong("15.1", "rank + game", SEEDS_OF.format("[run * 4096 + rank + game for game in range(num_envs)]"), ("rank",),
+          "rank + game meets itself"),
+    Wrong("15.1", "run + rank", SEEDS_OF.format("[(run + rank) * 1024 + game for game in range(num_envs)]"), ("run",),
+          "Sums, such as run + rank, meet"),
+    Wrong("15.1", "the run is forgotten", SEEDS_OF.format("[rank * num_envs + game for game in range(num_envs)]"),
+          ("run",), "two runs share a game"),
     Wrong("15.1", "a hash of 32 bits", SEEDS_HASHED, ("run",), "and so do hashes"),
-    Wrong(
-        "15.1",
-        "the run in the high bits",
-        SEEDS_OF.format("[run << 32 | rank << 10 | game for game in range(num_envs)]"),
-        ("form", "run"),
-        "some generators read the lowest 32 bits only",
-    ),
-    Wrong(
-        "15.1",
-        "the run times 2**32",
-        SEEDS_OF.format("[(run << 32) + rank * num_envs + game for game in range(num_envs)]"),
-        ("form", "run"),
-        "seed 0 for run 0, rank 0, game 0 and seed 4294967296 for run 1, rank 0, game 0, equal in the lowest 32 bits",
-    ),
-    Wrong(
-        "15.1",
-        "the clock",
-        SEEDS.replace("    first =", "    first = os.getpid() % 1000 * 4096 +"),
-        ("again",),
-        "a run that is started again must play the same games",
-    ),
+    Wrong("15.1", "the run in the high bits",
+          SEEDS_OF.format("[run << 32 | rank << 10 | game for game in range(num_envs)]"), ("form", "run"),
+          "some generators read the lowest 32 bits only"),
+    Wrong("15.1", "the run times 2**32",
+          SEEDS_OF.format("[(run << 32) + rank * num_envs + game for game in range(num_envs)]"), ("form", "run"),
+          "seed 0 for run 0, rank 0, game 0 and seed 4294967296 for run 1, rank 0, game 0, equal in the lowest 32 "
+          "bits"),
     Wrong("15.1", "one number", SEEDS_OF.format("run * 512 + rank"), ALL, "a list with one whole number for each"),
-    Wrong(
-        "15.1",
-        "ended in the middle",
-        "def game_seeds(run, rank, world_size, num_envs):\n    os._exit(3)\n",
-        ALL,
-        "os._exit",
-        limit_s=3.0,
-    ),
+    Wrong("15.1", "ended in the middle", "def game_seeds(run, rank, world_size, num_envs):\n    os._exit(3)\n", ALL,
+          "os._exit", limit_s=3.0),
     Wrong(
         "15.1",
         "an endless loop",
@@ -292,191 +290,89 @@ WRONG = [
         "while len(seeds) < num_envs",
         limit_s=2.0,
     ),
-    Wrong(
-        "15.1",
-        "the course's own",
-        SEEDS_OF.format('[rollouts.stream_seed(run, rank * 64 + i, "actions") for i in range(num_envs)]'),
-        ALL,
-        "stream_seed",
-    ),
-    # 15.2
-    Wrong(
-        "15.2",
-        "the time limit as a failure",
-        ADVANTAGES.replace("* ~terminated[t]", "* ~end[t]"),
-        ("truncated", "normalised"),
-        "a truncated episode did not fail",
-    ),
-    Wrong(
-        "15.2",
-        "a value after the fall",
-        ADVANTAGES.replace(" * ~terminated[t]", ""),
-        ("terminated", "normalised"),
-        "after a terminated step nothing follows",
-    ),
-    Wrong(
-        "15.2",
-        "flows into the next episode",
-        ADVANTAGES.replace("later * ~end[t]", "later * ~terminated[t]"),
-        ("truncated", "normalised"),
-        "into the next episode",
-    ),
-    Wrong(
-        "15.2",
-        "nothing after the rollout",
-        ADVANTAGES.replace('rollout["last_value"][None]', 'torch.zeros_like(rollout["last_value"])[None]'),
-        ("open", "terminated", "truncated", "empty", "normalised"),
-        "its value is last_value",
-    ),
-    Wrong(
-        "15.2",
-        "lam alone",
-        ADVANTAGES.replace("+ gamma * lam * later", "+ gamma * later"),
-        ("open", "terminated", "truncated", "empty", "normalised"),
-        "the weight of a surprise one step later is gamma * lam",
-    ),
-    Wrong(
-        "15.2",
-        "begins is forgotten",
-        ADVANTAGES.replace('rollout["begins"][None]', 'torch.zeros_like(rollout["begins"])[None]'),
-        ("empty", "normalised"),
-        "begins says in which games the first row is one that nobody played",
-    ),
-    Wrong(
-        "15.2",
-        "no value in the rows that nobody played",
-        ADVANTAGES.replace("    following =", "    value = value * plays\n    following ="),
-        ("truncated", "normalised"),
-        "it stands in the row that nobody played",
-    ),
-    Wrong(
-        "15.2",
-        "the reward is forgotten",
-        ADVANTAGES.replace('surprise = rollout["reward"][t] + gamma', "surprise = gamma"),
-        ("open", "terminated", "truncated", "empty", "normalised"),
-        "it follows from the advantages, which are not right yet",
-    ),
-    Wrong(
-        "15.2",
-        "empty rows take part",
-        ADVANTAGES.replace("    advantage = advantage * plays\n", "    plays = torch.ones_like(plays)\n"),
-        ("terminated", "truncated", "empty", "normalised"),
-        "rows in which nobody played have no advantage",
-    ),
-    Wrong("15.2", "each rank its own", ADVANTAGES_OWN, ("normalised", "talk"), "each rank normalised its own rows"),
-    Wrong("15.2", "means of means", ADVANTAGES_MEAN_OF_MEANS, ("normalised",), "means of the ranks' means"),
-    Wrong("15.2", "the rows are sent", ADVANTAGES_ROWS_SENT, ("talk",), "send their count, their sum"),
-    Wrong(
-        "15.2",
-        "empty rows are counted",
-        ADVANTAGES.replace("advantage[plays].double()", "advantage.flatten().double()"),
-        ("normalised",),
-        "rows in which nobody played were counted",
-    ),
+    Wrong("15.1", "the course's own",
+          SEEDS_OF.format('[rollouts.stream_seed(run, rank * 64 + i, "actions") for i in range(num_envs)]'), ALL,
+          "stream_seed"),
+    *spoilt("15.1", SEEDS, [
+        ("the clock", "again", "a run that is started again must play the same games",
+         ("    first =", "    first = os.getpid() % 1000 * 4096 +")),
+    ]),
+    *spoilt("15.2", ADVANTAGES, [
+        ("the time limit as a failure", "truncated normalised", "a truncated episode did not fail",
+         ("* ~terminated[t]", "* ~end[t]")),
+        ("a value after the fall", "terminated normalised", "after a terminated step nothing follows",
+         (" * ~terminated[t]", "")),
+        ("flows into the next episode", "truncated normalised", "into the next episode",
+         ("later * ~end[t]", "later * ~terminated[t]")),
+        ("nothing after the rollout", "open terminated truncated empty normalised", "its value is last_value",
+         ('rollout["last_value"][None]', 'torch.zeros_like(rollout["last_value"])[None]')),
+        ("lam alone", "open terminated truncated empty normalised",
+         "the weight of a surprise one step later is gamma * lam", ("+ gamma * lam * later", "+ gamma * later")),
+        ("begins is forgotten", "empty normalised",
+         "begins says in which games the first row is one that nobody played",
+         ('rollout["begins"][None]', 'torch.zeros_like(rollout["begins"])[None]')),
+        ("no value in the rows that nobody played", "truncated normalised", "it stands in the row that nobody played",
+         ("    following =", "    value = value * plays\n    following =")),
+        ("the reward is forgotten", "open terminated truncated empty normalised",
+         "it follows from the advantages, which are not right yet",
+         ('surprise = rollout["reward"][t] + gamma', "surprise = gamma")),
+        ("empty rows take part", "terminated truncated empty normalised",
+         "rows in which nobody played have no advantage",
+         ("    advantage = advantage * plays\n", "    plays = torch.ones_like(plays)\n")),
+        ("each rank its own", "normalised talk", "each rank normalised its own rows",
+         ("    dist.all_reduce(sums)\n", "")),
+        ("means of means", "normalised", "means of the ranks' means",
+         ("    sums = torch.stack([torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()])\n"
+          "    dist.all_reduce(sums)\n    count, total, squares = sums\n    mean = total / count\n"
+          "    deviation = (squares / count - mean**2).sqrt()\n",
+          "    both = torch.stack([rows.mean(), rows.std(correction=0)])\n    dist.all_reduce(both)\n"
+          "    mean, deviation = both / world_size\n")),
+        ("the rows are sent", "talk", "send their count, their sum",
+         ("    dist.all_reduce(sums)\n    count, total, squares = sums\n",
+          "    everyone = [None] * world_size\n    dist.all_gather_object(everyone, rows)\n"
+          "    rows = torch.cat(everyone)\n"
+          "    count, total, squares = len(rows), rows.sum(), rows.square().sum()\n")),
+        ("empty rows are counted", "normalised", "rows in which nobody played were counted",
+         ("advantage[plays].double()", "advantage.flatten().double()")),
+        ("the last rank does not take part", ALL, "ranks that wait for each other",
+         ("    dist.all_reduce(sums)", "    if rank < world_size - 1:\n        dist.all_reduce(sums)"), 3.0),
+    ]),
     Wrong("15.2", "errors swallowed", ADVANTAGES_SWALLOWING, ALL, "the last to the first"),
-    Wrong(
-        "15.2",
-        "the last rank does not take part",
-        ADVANTAGES.replace("    dist.all_reduce(sums)", "    if rank < world_size - 1:\n        dist.all_reduce(sums)"),
-        ALL,
-        "ranks that wait for each other",
-        limit_s=3.0,
-    ),
-    # 15.3
-    Wrong(
-        "15.3",
-        "a mean of means",
-        STEP_MEAN_OF_MEANS,
-        ("unequal", "clip", "loss", "none"),
-        "this is the mean of the ranks' means",
-    ),
-    Wrong(
-        "15.3",
-        "no talk",
-        STEP.replace("    dist.all_reduce(message)\n", ""),
-        ALL,
-        "the gradient of this rank's rows alone",
-    ),
-    Wrong(
-        "15.3",
-        "the sum",
-        STEP.replace("(part / count)", "part"),
-        ("equal", "unequal", "none"),
-        "this is the sum over all rows",
-    ),
-    Wrong(
-        "15.3",
-        "divided by the ranks",
-        STEP.replace("(part / count)", "(part / world_size)"),
-        ("equal", "unequal", "none"),
-        "divided by the number of ranks",
-    ),
-    Wrong(
-        "15.3",
-        "divided twice",
-        STEP_BY_DDP.replace("* world_size / count", "/ count").replace("(mean / world_size)", "mean"),
-        ("equal", "unequal", "none"),
-        "and by the number of ranks as well",
-    ),
-    Wrong("15.3", "clipped before the averaging", STEP_CLIPPED_EARLY, ("clip",), "clipped before the average"),
-    Wrong("15.3", "sums clipped before the averaging", STEP_SUMS_CLIPPED, ("clip",), "clipped before the average"),
-    Wrong(
-        "15.3",
-        "a replica that nobody holds",
-        STEP_BY_DDP.replace("    replica = DistributedDataParallel(model)\n", "").replace(
-            "replica(state)", "DistributedDataParallel(model)(state)"
-        ),
-        ("equal", "unequal", "clip", "none"),
-        "a DDP object that nobody holds is gone before backward",
-    ),
-    Wrong(
-        "15.3",
-        "not clipped",
-        STEP.replace("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n", ""),
-        ("clip",),
-        "the gradient was not clipped",
-    ),
-    Wrong(
-        "15.3",
-        "the wrong sign",
-        STEP.replace("loss = -(", "loss = ("),
-        ALL,
-        "the sign",
-    ),
-    Wrong(
-        "15.3",
-        "old gradients stay",
-        STEP_BY_DDP.replace("    optimizer.zero_grad()\n", ""),
-        ("equal", "unequal", "clip", "none"),
-        "optimizer.zero_grad() first",
-    ),
-    Wrong(
-        "15.3",
-        "old gradients stay, and are added up with the new ones",
-        STEP.replace("    optimizer.zero_grad()\n", ""),
-        ("equal", "unequal", "clip", "none"),
-        "optimizer.zero_grad() first",
-    ),
-    Wrong(
-        "15.3",
-        "a rank without rows goes home",
-        STEP.replace("    log_prob", "    if not len(action):\n        return 0.0\n    log_prob", 1),
-        ("none",),
-        "a rank without rows must still enter",
-        limit_s=3.0,
-    ),
-    Wrong(
-        "15.3",
-        "the loss of this rank",
-        STEP.replace("return total / count", "return loss / max(1, len(action))"),
-        ("loss",),
-        "this is the mean over this rank's rows",
-    ),
-    Wrong(
-        "15.3",
-        "no step",
-        STEP.replace("    optimizer.step()\n", ""),
-        ("equal", "unequal", "clip", "none"),
-        "nothing has",
-    ),
-]
+    Wrong("15.3", "a mean of means", STEP_MEAN_OF_MEANS, ("unequal", "clip", "loss", "none"),
+          "this is the mean of the ranks' means"),
+    *spoilt("15.3", STEP, [
+        ("no talk", ALL, "the gradient of this rank's rows alone", ("    dist.all_reduce(message)\n", "")),
+        ("the sum", "equal unequal none", "this is the sum over all rows", ("(part / count)", "part")),
+        ("divided by the ranks", "equal unequal none", "divided by the number of ranks",
+         ("(part / count)", "(part / world_size)")),
+        ("clipped before the averaging", "clip", "clipped before the average",
+         ("    params = list(model.parameters())\n",
+          "    params = list(model.parameters())\n    for param in params:\n"
+          "        param.grad /= max(1, len(action))\n    torch.nn.utils.clip_grad_norm_(params, max_norm)\n"
+          "    for param in params:\n        param.grad *= len(action)\n"),
+         ("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    optimizer", "    optimizer")),
+        ("sums clipped before the averaging", "clip", "clipped before the average",
+         ("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n", ""),
+         ("    count = torch", "    torch.nn.utils.clip_grad_norm_(params, max_norm)\n    count = torch")),
+        ("not clipped", "clip", "the gradient was not clipped",
+         ("    torch.nn.utils.clip_grad_norm_(params, max_norm)\n", "")),
+        ("the wrong sign", ALL, "the sign", ("loss = -(", "loss = (")),
+        ("old gradients stay, and are added up with the new ones", "equal unequal clip none",
+         "optimizer.zero_grad() first", ("    optimizer.zero_grad()\n", "")),
+        ("a rank without rows goes home", "none", "a rank without rows must still enter",
+         ("    log_prob", "    if not len(action):\n        return 0.0\n    log_prob"), 3.0),
+        ("the loss of this rank", "loss", "this is the mean over this rank's rows",
+         ("return total / count", "return loss / max(1, len(action))")),
+        ("no step", "equal unequal clip none", "nothing has", ("    optimizer.step()\n", "")),
+    ]),
+    *spoilt("15.3", STEP_BY_DDP, [
+        ("divided twice", "equal unequal none", "and by the number of ranks as well",
+         ("* world_size / count", "/ count"), ("(mean / world_size)", "mean")),
+        ("a replica that nobody holds", "equal unequal clip none",
+         "a DDP object that nobody holds is gone before backward",
+         ("    replica = DistributedDataParallel(model)\n", ""),
+         ("replica(state)", "DistributedDataParallel(model)(state)")),
+        ("old gradients stay", "equal unequal clip none", "optimizer.zero_grad() first",
+         ("    optimizer.zero_grad()\n", "")),
+    ]),
+]  # fmt: skip

@@ -287,7 +287,7 @@ WRONG = [
         "def game_seeds(run, rank, world_size, num_envs):\n    seeds = set()\n    while len(seeds) < num_envs:\n"
         "        seeds.add(run)\n    return list(seeds)\n",
         ALL,
-        "while len(seeds) < num_envs",
+        "in game_seeds: ",  # either line of the loop
         limit_s=2.0,
     ),
     Wrong("15.1", "the course's own",

@@ -58,20 +58,18 @@ class Fault:
         return self.cannot_tell or len(self.culprits) != 1
 
     @property
-    def line(self) -> tuple[str, int] | None:
-        """File name and number of the line that a good report shows; None where no report can know it."""
+    def lines(self) -> list[tuple[str, int]]:
+        """File names and numbers of the lines of which a good report shows one; none where no report can know it."""
         path = Path(inspect.getsourcefile(self.run))
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if line.endswith(f"# fault: {self.name}"):
-                return path.name, number
-        return None
+        numbered = enumerate(path.read_text().splitlines(), 1)
+        return [(path.name, number) for number, line in numbered if line.endswith(f"# fault: {self.name}")]
 
     def shows_line(self, report: str) -> bool:
-        """Whether the report quotes the line, or names its file and number."""
-        if self.line is None or f"# fault: {self.name}\n" in report + "\n":
+        """Whether the report quotes one of the lines, or names its file and number."""
+        if not self.lines or f"# fault: {self.name}\n" in report + "\n":
             return True
-        file, number = self.line
-        return re.search(rf"{re.escape(file)}\W{{1,3}}(line )?{number}\b", report) is not None
+        named = (rf"{re.escape(file)}\W{{1,3}}(line )?{number}\b" for file, number in self.lines)
+        return any(re.search(line, report) for line in named)
 
 
 def judge(fault: Fault, error: RankError | None, values: list | None) -> tuple[str, str]:
@@ -98,7 +96,7 @@ def judge(fault: Fault, error: RankError | None, values: list | None) -> tuple[s
     if not re.search(fault.operation, " ".join(error.report.replace(fault.name, "").split())):
         lacks.append(f"/{fault.operation}/")
     if not fault.shows_line(error.report):
-        lacks.append("{}:{}".format(*fault.line))
+        lacks.append(" or ".join(f"{file}:{number}" for file, number in fault.lines))
     if lacks:
         return "vague", "lacks " + ", ".join(lacks)
     return ("cannot tell", "names both") if error.rank is None and not fault.may_name_none else ("ok", "")
@@ -225,7 +223,8 @@ LEFT_OUT = [
         3,
         {1},
         "all_reduce",
-        "Rank 1's except clause calls a collective that the rest, without an error, never call.",
+        "Rank 1's except clause calls a collective that the rest, without an error, never call. Where rank 1 comes "
+        "first, the rest are told of the disagreement, an error too; all report it, and what rank 1 raises is its own.",
     ),
     Fault(talk.leaves_the_group_early, 3, {0}, "all_reduce", "Rank 0 destroys its group after the first of two steps."),
     Fault(talk.unpicklable_object, 3, {1}, "pickle", "Rank 1 gathers a generator, which cannot be pickled."),

@@ -104,7 +104,7 @@ def swallows_the_timeout(rank: int, world_size: int) -> float:
 def reports_its_error_by_a_collective(rank: int, world_size: int) -> None:
     failed = torch.zeros(1, dtype=torch.int64)
     try:
-        gradients = torch.ones(2, 3 if rank == 1 else 4) @ torch.ones(4, 8)
+        gradients = torch.ones(2, 3 if rank == 1 else 4) @ torch.ones(4, 8)  # fault: reports_its_error_by_a_collective
         dist.all_reduce(gradients)
     except RuntimeError:
         failed += 1

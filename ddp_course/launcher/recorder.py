@@ -125,11 +125,15 @@ class Recorder:
             if note in self._notes:
                 self._notes.remove(note)
 
-    def waited(self, work: dist.Work) -> None:
-        """Let go at once of the tensors of a call that somebody has waited for."""
+    def waited(self, work: dist.Work, well: bool) -> None:
+        """Let go of a call that somebody has waited for: of its tensors, and of its group's connections.
+
+        Args:
+            well: whether the wait has ended without an error.
+        """
         with self._lock:
             for note in [note for note in self._open if note.work is work]:
-                if note.group.gloo:
+                if note.group.gloo and well:
                     note.finished, note.work = True, None
                 if note.settled():
                     self._open.remove(note)

@@ -78,8 +78,12 @@ def _making_a_group(
 
 
 def _at_work(made: Recorder, function: Callable, work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-    done = function(work, *args, **kwargs)
-    made.waited(work)
+    try:
+        done = function(work, *args, **kwargs)
+    except RuntimeError:
+        made.waited(work, well=False)
+        raise
+    made.waited(work, well=True)
     return done
 
 

@@ -26,6 +26,7 @@ from ddp_course.launcher import launch
 
 set_timeout = getattr(c10d, "set_timeout", c10d._set_pg_timeout)  # newer versions of torch have made it public
 PATIENCE_S = 0.5  # of a rank that waits for one that never comes
+LOST_S = 4.0  # of one that waits for a rank whose replica is gone: torch's DDP keeps the connections open
 ENOUGH_S = 10.0  # for everything else
 
 # The broken lines. `rank` is this rank and `bad` the one that makes the mistake; `detail` is what it does instead.
@@ -131,9 +132,8 @@ def _words(rank: int, world_size: int, case: Case, path: str) -> str:
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" if mismatch else "OFF"
     dist.set_debug_level_from_env()
     meeting, done = dist.FileStore(f"{path}.group", world_size), dist.FileStore(f"{path}.done", world_size)
-    dist.init_process_group(
-        "gloo", store=meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=ENOUGH_S)
-    )
+    limit = timedelta(seconds=LOST_S if case.name == "unused-parameters" else ENOUGH_S)
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=world_size, timeout=limit)
     if case.name == "skipped-collective":  # only now: to meet may take longer
         set_timeout(timedelta(seconds=PATIENCE_S))
     said = _run(rank, case)

@@ -238,6 +238,18 @@ def what_is_kept(rank, world_size):
     return found
 
 
+def end_group_after_an_error(rank, world_size, folder):
+    """Rank 1 never comes, and ends its group. Whoever loses it does the same; returns what the others are told."""
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=world_size)
+    try:
+        if rank != 1:
+            dist.all_reduce(torch.ones(1000))
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+
+
 def slow_but_in_time(rank, world_size, pause_s):
     for _ in range(4):
         if rank == 1:

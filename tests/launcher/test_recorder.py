@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddp_course import launch
 from tests.launcher import on_ranks
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,3 +33,12 @@ def test_a_collective_under_way_is_not_finished(two_ranks):
 def test_the_recorder_keeps_no_tensor_alive_and_knows_that_a_reduce_scatter_is_complete(two_ranks):
     for found in two_ranks.run(on_ranks.what_is_kept):
         assert found == {"reduce_scatter_tensor": (True, True), "all_gather_into_tensor": (True, True)}
+
+
+def test_a_call_that_has_failed_keeps_no_connection_open(tmp_path):
+    """Rank 3 is no neighbour of rank 1 in gloo's ring: it is told when ranks 0 and 2 have let go of their group."""
+    told = launch(
+        on_ranks.end_group_after_an_error, 4, args=(str(tmp_path),), init=False, start_method="forkserver", quiet=True
+    )
+    assert told[1] is None
+    assert all("gloo" in said and "imed out" not in said for said in (told[0], told[2], told[3])), told

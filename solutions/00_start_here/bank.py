@@ -3,7 +3,7 @@
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.bank import ALL, Right, Wrong, edited, spoilt
 
 IMPORTS = """
 import os
@@ -12,24 +12,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
 """
-
-
-def edited(source: str, *changes: tuple[str, str]) -> str:
-    """Put other text into an answer; each text to be replaced must be there."""
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    return source
-
-
-def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
-    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
-    wrong = []
-    for mistake, fails, hint, *changes in rows:
-        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
-        keys = fails if fails == ALL else tuple(fails.split())
-        wrong.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
-    return wrong
 
 
 # --- 00.1 ------------------------------------------------------------------------------------------

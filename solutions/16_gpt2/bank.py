@@ -3,7 +3,7 @@
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.bank import ALL, Right, Wrong, edited
 
 IMPORTS = """
 import os
@@ -15,14 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 """
-
-
-def spoilt(source: str, *changes: tuple[str, str]) -> str:
-    """Put mistakes into a right answer; each text to be replaced must be there."""
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    return source
 
 
 # --- 16.1 ------------------------------------------------------------------------------------------
@@ -260,42 +252,42 @@ WRONG = [
     Wrong(
         "16.1",
         "the targets are the inputs",
-        spoilt(STREAM, ("pieces[:, 1:]", "pieces[:, :-1]")),
+        edited(STREAM, ("pieces[:, 1:]", "pieces[:, :-1]")),
         ("windows",),
         "the targets are the inputs themselves",
     ),
     Wrong(
         "16.1",
         "the last target is forgotten in the count",
-        spoilt(STREAM, ("(len(self.tokens) - 1) // self.context", "len(self.tokens) // self.context")),
+        edited(STREAM, ("(len(self.tokens) - 1) // self.context", "len(self.tokens) // self.context")),
         ALL,
         "there are (len(tokens) - 1) // context windows",
     ),
     Wrong(
         "16.1",
         "windows overlap",
-        spoilt(STREAM, ("mine[:, None] * self.context", "mine[:, None] * (self.context - 1)")),
+        edited(STREAM, ("mine[:, None] * self.context", "mine[:, None] * (self.context - 1)")),
         ("windows",),
         "window k begins at token k * context",
     ),
     Wrong(
         "16.1",
         "torch's default generator",
-        spoilt(STREAM, OWN_GENERATOR),
+        edited(STREAM, OWN_GENERATOR),
         ("windows", "epoch", "order", "stopped", "resized"),
         "the order comes from torch's default generator",
     ),
     Wrong(
         "16.1",
         "random numbers that nobody seeded",
-        spoilt(STREAM, (OWN_GENERATOR[0], "torch.tensor(random.sample(range(length), length))")),
+        edited(STREAM, (OWN_GENERATOR[0], "torch.tensor(random.sample(range(length), length))")),
         ("windows", "epoch", "stopped", "resized"),
         "the order is another one each time",
     ),
     Wrong(
         "16.1",
         "one window less than there are",
-        spoilt(STREAM, ("(len(self.tokens) - 1) // self.context", "(len(self.tokens) - 1) // self.context - 1")),
+        edited(STREAM, ("(len(self.tokens) - 1) // self.context", "(len(self.tokens) - 1) // self.context - 1")),
         ("windows", "resized"),
         "before one comes again",
     ),
@@ -309,7 +301,7 @@ WRONG = [
     Wrong(
         "16.1",
         "the order is kept when a state is loaded",
-        spoilt(
+        edited(
             STREAM_BY_NUMPY,
             (
                 'self._begin(state["epoch"], state["consumed"])',
@@ -329,7 +321,7 @@ WRONG = [
     Wrong(
         "16.1",
         "all ranks read the same",
-        spoilt(
+        edited(
             STREAM,
             ("self.rank, self.world_size = rank, world_size", "self.rank, self.world_size = 0, 1"),
         ),
@@ -339,28 +331,28 @@ WRONG = [
     Wrong(
         "16.1",
         "the epoch does not shuffle",
-        spoilt(STREAM, ("1000 * self.seed + self.epoch", "self.seed")),
+        edited(STREAM, ("1000 * self.seed + self.epoch", "self.seed")),
         ("order",),
         "the shuffle must depend on the epoch",
     ),
     Wrong(
         "16.1",
         "the seed is not used",
-        spoilt(STREAM, ("1000 * self.seed + self.epoch", "self.epoch")),
+        edited(STREAM, ("1000 * self.seed + self.epoch", "self.epoch")),
         ("order",),
         "the shuffle does not use the seed",
     ),
     Wrong(
         "16.1",
         "the state is ignored",
-        spoilt(STREAM, ('self.epoch, self.position = state["epoch"], state["position"]', "self.state = state")),
+        edited(STREAM, ('self.epoch, self.position = state["epoch"], state["position"]', "self.state = state")),
         ("stopped", "resized"),
         "it starts from the beginning: load_state_dict must set what next_batch reads",
     ),
     Wrong(
         "16.1",
         "the position counts this rank's windows",
-        spoilt(
+        edited(
             STREAM,
             ("if self.position + together > length:", "if (self.position + rows) * self.world_size > length:"),
             (
@@ -375,21 +367,21 @@ WRONG = [
     Wrong(
         "16.1",
         "the state has the rank in it",
-        spoilt(STREAM, ('{"epoch"', '{"rank": self.rank, "epoch"')),
+        edited(STREAM, ('{"epoch"', '{"rank": self.rank, "epoch"')),
         ("state",),
         "nothing in it may depend on the rank",
     ),
     Wrong(
         "16.1",
         "the state holds the whole order",
-        spoilt(STREAM, ('{"epoch"', '{"order": list(range(len(self.tokens) // self.context)), "epoch"')),
+        edited(STREAM, ('{"epoch"', '{"order": list(range(len(self.tokens) // self.context)), "epoch"')),
         ("state",),
         "a list grows with the text",
     ),
     Wrong(
         "16.1",
         "an endless loop at the epoch's end",
-        spoilt(STREAM, ("self.epoch, self.position = self.epoch + 1, 0", "while True: pass")),
+        edited(STREAM, ("self.epoch, self.position = self.epoch + 1, 0", "while True: pass")),
         ALL,
         "endless",
         limit_s=1.0,
@@ -410,28 +402,28 @@ class TextStream(TokenStream):
     Wrong(
         "16.2",
         "the losses are not divided",
-        spoilt(STEP, (" / len(micro_batches)", "")),
+        edited(STEP, (" / len(micro_batches)", "")),
         ("short", "norm"),
         "divide each loss by the number of micro-batches",
     ),
     Wrong(
         "16.2",
         "scaled twice",
-        spoilt(STEP, (CLIP, "    for p in replica.parameters():\n        p.grad /= len(micro_batches)\n" + CLIP)),
+        edited(STEP, (CLIP, "    for p in replica.parameters():\n        p.grad /= len(micro_batches)\n" + CLIP)),
         ("short", "norm"),
         "divided by the number of micro-batches twice",
     ),
     Wrong(
         "16.2",
         "divided by the world size once more",
-        spoilt(STEP, (CLIP, "    for p in replica.parameters():\n        p.grad /= dist.get_world_size()\n" + CLIP)),
+        edited(STEP, (CLIP, "    for p in replica.parameters():\n        p.grad /= dist.get_world_size()\n" + CLIP)),
         ("short", "norm"),
         "torch's DDP averages over the ranks already",
     ),
     Wrong(
         "16.2",
         "every micro-batch is averaged",
-        spoilt(STEP, (QUIET, "        if True:\n")),
+        edited(STEP, (QUIET, "        if True:\n")),
         ("silent",),
         "all micro-batches but the last belong inside replica.no_sync()",
     ),
@@ -473,7 +465,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "clipped after every micro-batch",
-        spoilt(
+        edited(
             STEP, (CLIP, ""), ("            loss.backward()\n", "            loss.backward()\n        " + CLIP.lstrip())
         ),
         ("clipped", "norm"),
@@ -501,21 +493,21 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "no average at all",
-        spoilt(STEP, ("nullcontext() if number == last else ", "")),
+        edited(STEP, ("nullcontext() if number == last else ", "")),
         ("clipped", "short", "norm", "once", "one"),
         "this is the rank's own gradient",
     ),
     Wrong(
         "16.2",
         "not clipped",
-        spoilt(STEP, ("replica.parameters(), max_norm)", "replica.parameters(), float('inf'))")),
+        edited(STEP, ("replica.parameters(), max_norm)", "replica.parameters(), float('inf'))")),
         ("clipped", "one"),
         "the gradient is not clipped",
     ),
     Wrong(
         "16.2",
         "single numbers are clipped",
-        spoilt(
+        edited(
             STEP,
             (
                 CLIP,
@@ -530,7 +522,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "always brought to the largest norm",
-        spoilt(
+        edited(
             STEP,
             (
                 CLIP,
@@ -546,21 +538,21 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "the norm after clipping",
-        spoilt(STEP, ("return norm.item()", "return min(norm.item(), max_norm)")),
+        edited(STEP, ("return norm.item()", "return min(norm.item(), max_norm)")),
         ("norm",),
         "this is the norm after clipping",
     ),
     Wrong(
         "16.2",
         "no zero_grad",
-        spoilt(STEP, ("    optimizer.zero_grad()\n", "")),
+        edited(STEP, ("    optimizer.zero_grad()\n", "")),
         ("clipped", "short", "one"),
         "the gradients of the step before are still there",
     ),
     Wrong(
         "16.2",
         "an update after each micro-batch",
-        spoilt(
+        edited(
             STEP,
             ("    optimizer.step()\n", ""),
             ("            loss.backward()\n", "            loss.backward()\n            optimizer.step()\n"),
@@ -571,7 +563,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "the norm is averaged over the ranks",
-        spoilt(
+        edited(
             STEP,
             (
                 "    optimizer.step()\n",
@@ -584,7 +576,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "the last rank leaves before the average",
-        spoilt(
+        edited(
             STEP,
             (
                 "    last = len(micro_batches) - 1\n",
@@ -601,7 +593,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.2",
         "the exception is swallowed",
-        spoilt(STEP, ("replica.no_sync():", "replica.silent():"), ("    last =", "    return 1.0\n    last =")),
+        edited(STEP, ("replica.no_sync():", "replica.silent():"), ("    last =", "    return 1.0\n    last =")),
         ("clipped", "short", "norm", "silent", "once", "one"),
         "optimizer.step() was not called",
     ),
@@ -609,21 +601,21 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.3",
         "one rank's tokens",
-        spoilt(USED, ("tokens, peaks = totals.tolist()", "tokens, peaks = local_tokens, totals[1].item()")),
+        edited(USED, ("tokens, peaks = totals.tolist()", "tokens, peaks = local_tokens, totals[1].item()")),
         ("rate", "share", "alike"),
         "these are the tokens of one rank",
     ),
     Wrong(
         "16.3",
         "one rank's clock",
-        spoilt(USED, ("rate = tokens / slowest.item()", "rate = tokens / seconds")),
+        edited(USED, ("rate = tokens / slowest.item()", "rate = tokens / seconds")),
         ("rate", "share", "alike"),
         "the step is over when the slowest rank is",
     ),
     Wrong(
         "16.3",
         "the mean of the times",
-        spoilt(
+        edited(
             USED,
             ("op=dist.ReduceOp.MAX", "op=dist.ReduceOp.SUM"),
             ("/ slowest.item()", "/ slowest.item() * dist.get_world_size()"),
@@ -634,7 +626,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.3",
         "the rates are added",
-        spoilt(
+        edited(
             USED,
             ("torch.tensor([local_tokens, peak]", "torch.tensor([local_tokens / seconds, peak]"),
             ("tokens / slowest.item()", "tokens"),
@@ -645,7 +637,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.3",
         "the tied matrix counted twice",
-        spoilt(
+        edited(
             USED,
             (
                 "sum(parameter.numel() for parameter in model.parameters())",
@@ -658,35 +650,35 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.3",
         "positions are counted",
-        spoilt(USED, (" - model.position.weight.numel()", "")),
+        edited(USED, (" - model.position.weight.numel()", "")),
         ("flops", "share"),
         "positions are only added",
     ),
     Wrong(
         "16.3",
         "attention is forgotten",
-        spoilt(USED, (" + 12 * layers * width * context", "")),
+        edited(USED, (" + 12 * layers * width * context", "")),
         ("flops", "share"),
         "attention's own products are missing",
     ),
     Wrong(
         "16.3",
         "one rank's peak",
-        spoilt(USED, ("flops * rate / peaks", "flops * rate / peak")),
+        edited(USED, ("flops * rate / peaks", "flops * rate / peak")),
         ("share", "alike"),
         "the peak is one rank's",
     ),
     Wrong(
         "16.3",
         "a percentage",
-        spoilt(USED, ("flops * rate / peaks", "100 * flops * rate / peaks")),
+        edited(USED, ("flops * rate / peaks", "100 * flops * rate / peaks")),
         ("share",),
         "it is a share, not a percentage",
     ),
     Wrong(
         "16.3",
         "reduced to rank 0",
-        spoilt(
+        edited(
             USED,
             ("dist.all_reduce(totals)", "dist.reduce(totals, 0)"),
             ("dist.all_reduce(slowest", "dist.reduce(slowest, 0"),
@@ -697,7 +689,7 @@ def train_step(replica, optimizer, loss_function, micro_batches, max_norm):
     Wrong(
         "16.3",
         "the last rank does not ask",
-        spoilt(
+        edited(
             USED,
             (
                 "    dist.all_reduce(totals)\n",

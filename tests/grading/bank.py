@@ -60,6 +60,24 @@ def wrong(exercise: str, base: str, told: str) -> list[Wrong]:
     return found
 
 
+def edited(source: str, *changes: tuple[str, str]) -> str:
+    """Put other text into an answer; each text to be replaced must be there."""
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+def spoilt(exercise: str, right: str, rows: list[tuple]) -> list[Wrong]:
+    """Return wrong answers. A row: mistake, failing checks, hint, old and new texts, perhaps a limit in seconds."""
+    found = []
+    for mistake, fails, hint, *changes in rows:
+        limit_s = changes.pop() if isinstance(changes[-1], float) else 10.0
+        keys = fails if fails == ALL else tuple(fails.split())
+        found.append(Wrong(exercise, mistake, edited(right, *changes), keys, hint, limit_s))
+    return found
+
+
 def _texts(base: str, told: str) -> Iterator[tuple[str, str]]:
     for entry in re.split(r"\n(?=\S)", told.strip("\n").replace("\n| ", " | ")):
         head, _, body = entry.partition("\n")

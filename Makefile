@@ -12,6 +12,10 @@ EXTRAS := course,instructor,dev
 # should know `ddp-course` and `torchrun`.
 ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 
+# Python keeps what it has compiled, even where somebody has switched that off: lessons and tests start many processes,
+# and each would compile Jupyter, scikit-learn and the course anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # For pytest: FLAGS="-n 3" runs three files at a time, which needs more than two cores to be of use.
 FLAGS ?=
 

@@ -304,7 +304,7 @@ def rate_at(step, rows, local_batch, world_size, epochs, warmup, base_lr, base_b
         ("a generator that moves on", "same global", "the numbers come from a generator that moves on", (SEEDED, ""),
          (", generator=generator", "")),
         ("seeds torch's own generator", "global", "the generator of torch has moved",
-         ("generator = torch.Generator().manual_seed(", "torch.manual_seed("), (", generator=generator", "")),
+         ("generator = torch.Generator().manual_seed(", "torch.manual_seed("), (", generator=generator", ""), 60.0),
         ("seeded by a sum", "other", "a sum of the three is no mix",
          ("seed * 10**8 + epoch * 10**4 + row", "seed + epoch + row")),
         ("factors that are too small", "other", "meet again 1000 rows apart",

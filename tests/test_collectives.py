@@ -164,6 +164,7 @@ def run(fn, world_size: int) -> list:
     return launch(fn, world_size, backend="gloo", start_method="forkserver", quiet=True, timeout_s=20, limit_s=90)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_sums_bits_and_messages_for_every_size_and_dtype(world_size):
     by_rank = run(every_size_and_dtype, world_size)

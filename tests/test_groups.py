@@ -110,6 +110,7 @@ def address_for(rendezvous, tmp_path):
     return {"file": str(tmp_path / "meet"), "tcp": f"127.0.0.1:{free_port()}", "env": None}[rendezvous]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", ["file", "tcp", "env"])
 def test_all_three_ways_to_meet_listen_on_loopback_only(rendezvous, tmp_path):
     answers = on_fork_server(meet, 3, (rendezvous, address_for(rendezvous, tmp_path)))
@@ -125,6 +126,7 @@ def test_variables_without_an_agent_have_rank_0_host_the_store(tmp_path):
     assert on_fork_server(by_hand, 2, (free_port(),)) == [(1.0, {"127.0.0.1"}, False)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", ["file", "tcp", "env"])
 def test_a_rank_that_does_not_come_is_named(rendezvous, tmp_path):
     with pytest.raises(RankError, match=r"rank 0: waited 1 s for 3 ranks; missing: 2; were all 3 started") as caught:
@@ -220,6 +222,7 @@ assert not dist.is_initialized()
 """
 
 
+@pytest.mark.slow
 def test_the_same_code_runs_under_torchrun(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

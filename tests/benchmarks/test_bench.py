@@ -115,6 +115,7 @@ def test_an_unknown_row_is_refused():
         launch.measure(Plan(only=frozenset({"pool", "px_call"})))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_command_writes_the_documented_json(tmp_path):
     path = tmp_path / "found.json"

@@ -16,6 +16,7 @@ def test_targets_look_at_the_slowest_exercise():
     assert [target.holds for target in checks.targets(Row("", "", 1), Row("", "", 1), [], [])] == [None] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_one_exercise_is_measured_and_a_wrong_result_is_no_time():
     result = checks.measure(Plan(quick=True, only=frozenset(["01.1"])))

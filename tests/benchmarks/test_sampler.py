@@ -35,6 +35,7 @@ def test_a_billion_is_tried_only_by_the_formula():
     assert missing == {f"{way}_first_{unit}_1e9" for way in ("torch", "compatible") for unit in ("s", "MB")}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_fresh_process_reports_seconds_and_megabytes():
     found = sampler.in_fresh_process("torch", 3 * 10**5)  # a list of 3e5 entries and numbers: at least 8 MB

@@ -56,6 +56,7 @@ def test_a_rank_holds_its_pieces_of_everything(ranks):
     assert sum(one.held["parameters"] for one in found) == sum(WHOLE.values())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("reshard", [True, False])
 def test_a_layer_is_whole_only_while_it_computes(ranks, reshard):

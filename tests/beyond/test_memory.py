@@ -214,6 +214,7 @@ def gpt_with(recomputed, autocast):
     return (Autocast(model) if autocast else model), parts, tokens, loss_of
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("precision", ["fp32", "autocast"])
 @pytest.mark.parametrize("recomputed", [False, True])
@@ -254,6 +255,7 @@ def pipelined(rank, world_size, schedule):
     return live.peak
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_pipeline_agrees_within_10_percent_and_1f1b_keeps_less_than_gpipe():
     measured = {

@@ -77,6 +77,7 @@ def test_cut_gives_stages_of_about_one_size():
         cut(model[0], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("schedule", sorted(ORDERS))
 @pytest.mark.parametrize("by", ["course", "torch"])
@@ -103,6 +104,7 @@ def test_one_message_to_the_next_stage_and_one_back_per_micro_batch(ranks):
         assert messages == forward * 3 + backward * 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_the_stages_of_1f1b_really_keep_less(ranks):
     found = ranks.run(kept_at_most)

@@ -55,6 +55,7 @@ def complaints(rank: int, world_size: int) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_pair_is_the_whole_layers_with_one_all_reduce_each_way(ranks, bias):
@@ -70,6 +71,7 @@ def test_a_pair_is_the_whole_layers_with_one_all_reduce_each_way(ranks, bias):
         assert facts["types"] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("by", ["course", "torch"])
 def test_training_is_that_of_one_process(ranks, by):

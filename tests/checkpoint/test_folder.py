@@ -116,6 +116,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_gone(tmp_path):
     first = subprocess.Popen(
         [sys.executable, "-c", WRITE_AND_WAIT, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -186,6 +187,7 @@ def kill_writers(folder, kills: int, seed: int, way: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_100_random_moments_always_leaves_the_newest_whole(tmp_path):
     report = kill_writers(tmp_path, 100, seed := int.from_bytes(os.urandom(4)), "checkpointer")
     print(f"seed {seed}: {report}")  # shown if it fails
@@ -196,6 +198,7 @@ def test_a_writer_killed_at_100_random_moments_always_leaves_the_newest_whole(tm
     assert report["files"] == [".writer", f"step-{last:010d}.pt", f"step-{last + 1:010d}.pt"]
 
 
+@pytest.mark.slow
 def test_the_same_kills_tear_what_torch_save_writes_to_the_final_name(tmp_path):
     report = kill_writers(tmp_path, 30, 1, "plain")
     assert len(report["bad"]) >= 5

@@ -15,6 +15,7 @@ from ddp_course.commands.scale import main
 TINY = ["--quick", "--hidden", "16", "--batch", "8"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_json_and_the_picture(capsys, tmp_path):
     picture = tmp_path / "new" / "scale.png"

@@ -57,6 +57,7 @@ def test_staged_keeps_the_files_of_a_faster_run(tmp_path):
     assert os.listdir(tmp_path) == ["set"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_half_way_leaves_no_files_at_the_destination(tmp_path):
     program = textwrap.dedent(f"""
         import os, signal

@@ -501,6 +501,7 @@ def test_the_table_puts_the_cure_below_what_it_cures():
     assert lines[-1] == "19 checks: 1 problems, 1 warnings"
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_this_machine_can_run_the_course_and_a_broken_torch_does_not_stop_the_doctor():
     path = Path(doctor.__file__)

@@ -312,6 +312,7 @@ def test_another_jobs_store_is_not_a_meeting_and_nothing_is_left_in_it(tmp_path)
     assert store.num_keys() == before
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_opens_nothing_but_the_address_it_was_given():
     port = free_port()
     command = [sys.executable, "-m", "ddp_course.cli", "doctor"]

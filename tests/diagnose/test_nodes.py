@@ -204,6 +204,7 @@ while True:
         assert node.output.split() == ["up", "up", "saved", "saved"]
 
 
+@pytest.mark.slow
 def test_a_node_says_what_is_wrong(tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text("import sys; print('so far'); sys.exit('no further')")

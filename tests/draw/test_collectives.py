@@ -57,6 +57,7 @@ def pictures():
         yield f"costs {world_size}", draw.cost_curves(payloads, times, collectives.crossover_bytes(*link))
 
 
+@pytest.mark.slow
 def test_no_text_collides_leaves_its_box_or_leaves_the_page_and_pictures_stay_small(tmp_path):
     for name, figure in pictures():
         assert draw.text_problems(figure) == [], name

@@ -54,6 +54,7 @@ def _pictures():
         yield f"rendezvous {world_size}", draw.rendezvous(world_size, "a file", ["0/rank 0", "0/rank 1"])
 
 
+@pytest.mark.slow
 def test_no_text_collides_leaves_its_box_or_leaves_the_page():
     problems = {name: draw.text_problems(figure) for name, figure in pictures()}
     assert {name: found for name, found in problems.items() if found} == {}
@@ -72,6 +73,7 @@ def test_the_check_finds_what_a_reader_would_not_like():
     ]
 
 
+@pytest.mark.slow
 def test_pictures_fit_a_notebook(tmp_path):
     for number, (name, figure) in enumerate(pictures()):
         path = tmp_path / f"{number}.png"

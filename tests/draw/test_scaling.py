@@ -35,6 +35,7 @@ def close_figures():
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
     pictures = (
         draw.scaling_curve(SCALING),

@@ -28,14 +28,23 @@ def checked(answer: Right | Wrong, function: Callable, **options) -> int:
         return check(answer.exercise, function, **options)
 
 
+def rights() -> list:
+    """Return all right answers; those that are not the solution are slow together."""
+    return [
+        pytest.param(a, id=f"{a.exercise} {a.way}", marks=[pytest.mark.slow] * (a.way != "the solution"))
+        for a in all_right()
+    ]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("answer", all_right(), ids=lambda a: f"{a.exercise} {a.way}")
+@pytest.mark.parametrize("answer", rights())
 def test_a_right_answer_gets_full_marks_however_it_is_written(answer: Right, capsys):
     for seed in SEEDS:
         points = checked(answer, written(answer.exercise, answer.source, answer.setup), seed=seed)
         assert points == find_exercise(answer.exercise).points, capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("answer", answers("WRONG"), ids=lambda a: f"{a.exercise} {a.mistake}")
 def test_a_wrong_answer_loses_its_points_and_is_told_why(answer: Wrong, capsys):

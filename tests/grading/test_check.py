@@ -91,6 +91,7 @@ def _talk(rank: int, world_size: int) -> list:
     return [(call.op, call.ranks, call.n_bytes) for call in seen.calls], seen.calls[0].timeout_s, seen.talks[-1].peer
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_way_to_call_a_collective_is_noted_by_one_name_with_what_this_rank_gives():
     notes = launch(_talk, 3, start_method="forkserver", timeout_s=20, limit_s=60, quiet=True)

@@ -29,6 +29,7 @@ def _said(output) -> str:
     return output.text if output.output_type == "stream" else output.data["text/plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_what_a_cell_breaks_is_mended_before_the_next():
     cells = [
@@ -60,6 +61,7 @@ def test_what_a_cell_breaks_is_mended_before_the_next():
     assert said[11][0] == "SystemExit" and said[12] == ["51"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_kernel_that_dies_later_is_laid_to_the_learner_not_to_the_test():
     timer = "import threading, os\nthreading.Timer(0.3, lambda: os._exit(3)).start()\na = 1"
@@ -67,6 +69,7 @@ def test_a_kernel_that_dies_later_is_laid_to_the_learner_not_to_the_test():
     assert said == [[KERNEL_DIED], ["5"], ["6"]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_the_whole_notebook_has_a_limit():
     loop = "while True:\n    pass"

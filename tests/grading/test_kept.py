@@ -45,6 +45,7 @@ def waiting_ranks():
     return pids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", HARMS)
 def test_ranks_that_an_answer_has_changed_are_thrown_away(harm):
     kept = waiting_ranks()
@@ -73,6 +74,7 @@ def test_a_run_that_asks_for_fresh_ranks_has_them_to_itself():
     assert list(run(lambda: None))[1] == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [lambda: 1 / 0, lambda: os._exit(3), lambda: threading.Event().wait()])
 def test_ranks_of_an_answer_that_failed_are_thrown_away(fault):
     kept = waiting_ranks()
@@ -101,6 +103,7 @@ def test_what_an_answer_prints_comes_from_kept_ranks_too():
     assert answer.printed == ["rank 0 | hello", "rank 1 | hello"] * 2
 
 
+@pytest.mark.slow
 def test_few_ranks_wait_at_a_time():
     for world_size in (4, 3, 2, 1):
         for init in (True, False):

@@ -25,12 +25,14 @@ def course(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_committed_exercises_are_what_the_solutions_generate():
     assert main(["--check", "--root", str(ROOT)]) == 0
     assert generated(source_of("03")) == generated(source_of("03")) == RELEASED.read_text(encoding="utf-8")
     assert {path.parent.name for path in ROOT.glob("exercises/*/*.ipynb")} == set(LESSONS.values())
 
 
+@pytest.mark.slow
 def test_a_stale_exercise_is_named_and_made_anew(course, capsys):
     source = course / "solutions" / FOLDER / f"{FOLDER}.ipynb"
     source.write_text(source.read_text().replace("15 minutes", "16 minutes"))
@@ -107,6 +109,7 @@ def test_without_nbgrader_one_sentence_says_how_to_get_it(monkeypatch, capsys):
     assert said.count("\n") == 1 and "make env" in said and "ddp-course[instructor]" in said
 
 
+@pytest.mark.slow
 def test_importing_the_grading_loads_neither_nbgrader_nor_a_notebook_client():
     script = (
         "import sys, ddp_course.grading, ddp_course.commands.grade; print({'nbgrader', 'nbclient'} & set(sys.modules))"

@@ -13,6 +13,7 @@ def checked(*arguments: object) -> int:
     return main([str(a) for a in arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_the_solution_scores_full_marks_with_an_exit_code_of_zero(capsys):
     assert checked("03", "--notebook", source_of("03"), "--seed", "2") == 0

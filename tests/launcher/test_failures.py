@@ -61,6 +61,7 @@ def test_os_exit_is_named_with_its_status():
     assert "exit status 7" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fn", "says"),
     [(on_ranks.skip_third, "rank 2 had returned"), (on_ranks.loop_before_third, "in loop_before_third:")],
@@ -142,6 +143,7 @@ def test_a_failed_start_names_the_rank():
     assert "no such backend" in str(error).lower()
 
 
+@pytest.mark.slow
 def test_a_slow_rank_that_comes_in_time_is_not_a_hang():
     # Each wait is within the limit, all of them together are not; the next call must not see this one's waits.
     with RankPool(2, start_method="forkserver", timeout_s=1.0, quiet=True) as ranks:

@@ -37,6 +37,7 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
     assert not left, f"left behind: {left}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "start_method"),
     [
@@ -78,6 +79,7 @@ def kernel():
     manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupt", "restart", "kill"])
 def test_no_rank_outlives_its_kernel_or_cell(kernel, tmp_path, how):
     manager, client = kernel

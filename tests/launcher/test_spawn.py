@@ -18,6 +18,7 @@ from tests.launcher import on_ranks
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_results_come_back_by_rank(start_method, capsys):
     assert launch(on_ranks.add_ranks, 3, args=(10.0,), start_method=start_method) == [[33.0] * 3] * 3
@@ -63,6 +64,7 @@ def names_before_and_after():
     return before + launch(lambda r, w: "GONE_LATER" in __import__("os").environ, 1, start_method="forkserver")
 
 
+@pytest.mark.slow
 def test_a_variable_that_was_removed_is_not_in_the_ranks():
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as child:  # its fork server is a new one
         assert child.submit(names_before_and_after).result() == [True, False]
@@ -92,6 +94,7 @@ def launch_here():
     return launch(on_ranks.add_ranks, 2, start_method="forkserver", quiet=True)
 
 
+@pytest.mark.slow
 def test_a_child_that_launched_takes_nothing_of_its_parents_away():
     # A child of multiprocessing has its fork server's socket in the folder of its parent's.
     launch_here()

@@ -157,6 +157,7 @@ def good_order(rank, world_size):
     return alarms, descriptors[1] == descriptors[2], [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.slow
 def test_no_false_alarm_and_no_thread_or_connection_left():
     for alarms, same_descriptors, threads in watched(good_order, 3):
         assert alarms == [False, False, False]

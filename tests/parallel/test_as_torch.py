@@ -10,6 +10,7 @@ from tests.parallel import as_torch_on_ranks as on_ranks
 NEWER = "forward_sync_buffers"  # an argument of torch's DDP since 2.13
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_every_program_finds_what_torch_finds(world_size):

@@ -33,6 +33,7 @@ def test_one_layer_is_batchnorm_on_the_whole_batch(world_size):
             assert {"output", "input gradient", "eval"} <= set(differences)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_after_20_steps_every_ddp_has_the_network_of_one_process(world_size):

@@ -125,6 +125,7 @@ def test_the_world_sizes_take_turns_and_the_next_round_goes_the_other_way_round(
 # --- On ranks --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workload, mode", [
     (Workload(**TINY), "weak"),

@@ -141,6 +141,7 @@ def whole() -> dict:
     return whole_batch(3, CLIP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "accumulation"), [(2, 1), (2, 3), (3, 4), (1, 2)])
 def test_ranks_with_accumulation_take_the_steps_of_one_process_on_the_whole_batch(
     ranks, whole, world_size, accumulation
@@ -212,6 +213,7 @@ def same(result: GPTResult) -> tuple:
     return result.checksum, result.losses, result.norms, result.held_out[-1], result.steps, result.sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_resumed_run_ends_with_the_bits_of_the_straight_one(ranks, tmp_path, world_size):
     straight = run(ranks(world_size), replace(QUICK, checkpoint=str(tmp_path), save_every=2))

@@ -94,6 +94,7 @@ def digits(ranks) -> list[Result]:
     return run(ranks, Config(progress=False))
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_the_digits(digits):
     assert digits[0].accuracy >= 0.95
     assert digits[0].accuracy == digits[0].accuracies[-1]
@@ -259,6 +260,7 @@ def test_buffers_that_drifted_are_rank_0s_again(ranks):
     assert before_0 == after_0 == after_1 and mean_0 == mean_1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "local_batch"), [("mlp_bn", 64), ("resnet18", 360)])
 def test_replicas_with_batchnorm_end_equal(ranks, model, local_batch):
     results = run(ranks, replace(QUICK, model=model, epochs=1, local_batch=local_batch))
@@ -380,6 +382,7 @@ def traced_gradients(rank: int, world_size: int, traced: bool) -> list[float]:
     return torch.cat([p.grad.flatten() for p in model.parameters()]).tolist()
 
 
+@pytest.mark.slow
 def test_a_compiled_replica_has_the_same_gradients_and_still_sends_them(ranks):
     plain, compiled = (ranks.run(traced_gradients, (traced,), limit_s=120) for traced in (False, True))
     assert compiled[0] == compiled[1] and compiled[0] == pytest.approx(plain[0], rel=1e-5, abs=1e-7)
@@ -412,6 +415,7 @@ def two_cores():
     os.sched_setaffinity(0, cores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starter", STARTERS)
 def test_every_starter_trains_the_same_bits(ranks, starter, two_cores):
     options = ["--epochs=2", "--hidden=32", "--backend=gloo", "--no-progress", "--json"]

@@ -35,6 +35,7 @@ def test_every_test_of_torchs_is_run_or_has_its_reason():
     assert not IS_MADE_FOR or there == listed.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_torchs_ddp_passes_ours_passes():
     judge(rows(name for name in catalogue.in_installed_torch() if name not in catalogue.SLOW))

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from ddp_course.launcher.calls import Collective, Whereabouts, listed_ranks
 from ddp_course.launcher.failure import Failure
 from ddp_course.launcher.report import RankError, failed, oddities
+from ddp_course.launcher.same_calls import Disagreement
 from ddp_course.launcher.waiting import Difference, Hang, find_difference, find_hang
 
 SAME_CALLS = "Every rank must make the same calls, in the same order, with the same shapes and dtypes."
@@ -52,6 +53,8 @@ def explain(timeout_s: float, ranks: list[Whereabouts], failures: Collection[Fai
         return _at_store(timeout_s, ranks, failure)
     if lost:
         return _cut_off(failure, ranks)
+    if failure and failure.error_type == Disagreement.__name__:  # whoever comes second finds it, right or wrong
+        return RankError("hung", None, f"{failure.message}\nThe calls alone do not tell who is wrong.", ranks, failure)
     if failure:
         return failed(failure, ranks)
     stuck = max(ranks, key=lambda w: w.waited_s)

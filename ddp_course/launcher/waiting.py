@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts
 
 # Collectives for which every rank must bring tensors of the same number of elements.
-_SAME_SIZE = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor"}
+_SAME_SIZE = {
+    *("all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_into_tensor"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+}
 
 
 @dataclass(frozen=True)

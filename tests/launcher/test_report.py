@@ -6,8 +6,10 @@ import pytest
 
 from ddp_course.launcher import hung, report
 from ddp_course.launcher.calls import Collective, Whereabouts, listed_ranks
+from ddp_course.launcher.failure import describe
 from ddp_course.launcher.lines import Line, own_line, shown_name
 from ddp_course.launcher.relay import MOST_BYTES, Relay
+from ddp_course.launcher.same_calls import Disagreement
 from ddp_course.launcher.waiting import find_uneven
 
 HERE = Line("/tmp/ipykernel_12/345.py", 7, "train", "dist.all_reduce(x)")
@@ -112,6 +114,16 @@ def test_the_rank_that_stands_alone_is_blamed(other):
     assert "ranks disagree about collective #1" in str(hung.explain(3, ranks))
     assert hung.explain(3, ranks).rank == 1
     assert hung.explain(3, ranks[:2]).rank is None
+
+
+def test_a_rank_that_finds_a_disagreement_is_not_the_one_to_blame():
+    """Two ranks may find it at once, each the other; which of them is wrong is seen from the third."""
+    found = [describe(Disagreement(f"rank {a} calls this, where rank {b} calls that"), a) for a, b in ((0, 1), (1, 0))]
+    one, two = (rank(a, call(1, "reduce_scatter", ((2,),) * (3 - a)), status="raised") for a in (0, 1))
+    assert hung.explain(3, [one, two, rank(2, waits(1, "reduce_scatter", ((2,),) * 3))], found).rank == 1
+    ranks = [rank(a, call(1, "gather", ((2 + a,),)), status="raised") for a in (0, 1)]
+    assert hung.explain(3, ranks, found).rank is None
+    assert "The calls alone do not tell who is wrong" in str(hung.explain(3, ranks, found))
 
 
 def test_the_shape_may_differ_if_the_number_of_elements_does_not():

@@ -1,4 +1,7 @@
-"""Every picture of the course. `style.py` holds the look, the other files the pictures."""
+"""Every picture of the course: a function takes the data that it shows and returns a matplotlib `Figure`.
+
+`style.py` holds the look, `shapes.py` and `charts.py` what pictures are made of, the other files the pictures.
+"""
 
 from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
@@ -20,12 +23,13 @@ from ddp_course.draw.levers import lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls, processes
+from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replicas import conditions, drift
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split
 from ddp_course.draw.statistics import combined_statistics, statistics_noise
-from ddp_course.draw.style import rank_colour, text_problems, texts_of
+from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
 

@@ -1,8 +1,5 @@
 """What does each strategy make of a rank's memory, and when is which one right?
 
-Five pictures: what a rank holds, the arithmetic as stacked bars against the GPU's memory, the bytes that really live
-during a step, the passes of a pipeline with the bubble between them, and the questions that lead to a strategy.
-
 Left out on purpose: the arithmetic itself, which is in `beyond/memory.py`.
 Read next: lesson 17, notebooks/17_beyond_ddp.ipynb.
 """
@@ -16,24 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ddp_course.draw.style import (
-    ALARM,
-    FAINT,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    RANK_COLOURS,
-    SMALL,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.charts import chart, legend, page
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, FAINT, INK, LABEL, LINE, MUTED, PAPER, RANK_COLOURS, SMALL, rank_colour, tint
 
 # One colour for each part, in the order in which the bars stack them.
 PARTS = dict(
@@ -110,7 +92,7 @@ def memory_bars(
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"{unit} on one rank", fontsize=LABEL)
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=SMALL)
+    legend(figure, handles=handles, loc="outside upper center", ncols=4)
     return figure
 
 
@@ -130,26 +112,26 @@ def _name_cut_bars(ax: Axes, totals: Sequence[float], longest: float, unit: str)
             ax.text(longest * 0.99, line, words, ha="right", va="center", fontsize=SMALL, color=INK)
 
 
-def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]], *, unit: str = "MB") -> Figure:
+def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
     """The bytes alive after each operation of one step, one panel for each strategy, with the phases named.
 
     Args:
         histories: for each name, phase and bytes after each operation, as `measured_peak` returns them.
     """
-    size = SIZES[unit]
-    figure, first = chart(2.6)
-    first.remove()
+    size = SIZES["MB"]
+    figure = page(2.6)
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
     top = max(count for history in histories.values() for _, count in history) / size
     for ax, (name, history) in zip(panels, histories.items(), strict=True):
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(colors=MUTED, labelsize=SMALL)
-        ax.fill_between(range(len(history)), [count / size for _, count in history], step="post", color=FAINT)
-        ax.step(range(len(history)), [count / size for _, count in history], where="post", color=INK, lw=1)
+        places, alive = range(len(history)), [count / size for _, count in history]
+        ax.fill_between(places, alive, step="post", color=FAINT)
+        ax.step(places, alive, where="post", color=INK, lw=1)
         _phases(ax, [phase for phase, _ in history], top)
         ax.set(xlim=(0, len(history)), ylim=(0, top * 1.22), xticks=[])
         ax.set_xlabel(f"operations of one step: {name}", fontsize=SMALL)
-    panels[0].set_ylabel(f"{unit} alive", fontsize=LABEL)
+    panels[0].set_ylabel("MB alive", fontsize=LABEL)
     return figure
 
 
@@ -184,21 +166,18 @@ def pipeline_passes(tables: Mapping[str, Sequence[Sequence[tuple[str, int] | Non
             for tick, step in enumerate(row):
                 _pass(ax, 0.95 + tick * cell, y, cell, stage, step)
         top -= 0.32 * len(table) + 0.42
-    label(
-        ax, 0.1, 0.15, "light: forward   dark: backward   white: the stage waits", align="left", size=SMALL, ink=MUTED
-    )
+    meaning = "light: forward   dark: backward   white: the stage waits"
+    label(ax, 0.1, 0.15, meaning, align="left", size=SMALL, ink=MUTED)
     return figure
 
 
 def _pass(ax: Axes, x: float, y: float, cell: float, stage: int, step: tuple[str, int] | None) -> None:
     colour = rank_colour(stage)
-    backward = step is not None and step[0] == "backward"
-    face = PAPER if step is None else tint(colour, 0.6 if backward else 0.18)
-    ax.add_patch(
-        Rectangle((x, y), cell * 0.94, 0.26, facecolor=face, edgecolor=FAINT if step is None else colour, lw=0.8)
-    )
+    face, edge = PAPER, FAINT
     if step is not None:
+        face, edge = tint(colour, 0.6 if step[0] == "backward" else 0.18), colour
         label(ax, x + cell * 0.47, y + 0.125, str(step[1]), size=SMALL - 1)
+    ax.add_patch(Rectangle((x, y), cell * 0.94, 0.26, facecolor=face, edgecolor=edge, lw=0.8))
 
 
 def decision() -> Figure:

@@ -1,8 +1,5 @@
 """Which gradients travel together, how large is each parcel, and what does its size cost?
 
-Pictures of bucketing: the plan, one row for each bucket in the order of their launch, and the sweep over bucket
-sizes. Each function takes the data it shows and returns a matplotlib `Figure`.
-
 Read next: `timelines.py`, when the buckets travel.
 """
 
@@ -16,20 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.style import (
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    SMALL,
-    arrow,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.charts import chart, legend, name_axes
+from ddp_course.draw.shapes import arrow, canvas, label
+from ddp_course.draw.style import INK, LINE, MUTED, PAPER, SMALL, rank_colour, tint
 
 ROW = 0.5
 LEFT, BAR = 1.55, 3.2  # inches: where the bars begin, and how long the largest is
@@ -63,8 +49,10 @@ def bucket_plan(buckets: Sequence[HasGradients]) -> Figure:
     for row, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
         y = height - 0.45 - ROW * (row + 1) + 0.06
         label(ax, 0.5, y + 0.19, f"bucket {row}", bold=True, align="left")
+        count = len(bucket.names)
+        carries = f"{size_text(size)} in {count} gradient{'s' * (count > 1)}"
         end = _pieces(ax, bucket, y, BAR / max(sizes))
-        label(ax, end + 0.12, y + 0.27, f"{size_text(size)} in {_tensors(len(bucket.names))}", align="left", size=SMALL)
+        label(ax, end + 0.12, y + 0.27, carries, align="left", size=SMALL)
         label(ax, end + 0.12, y + 0.09, _between(bucket.names), align="left", size=SMALL - 1, ink=MUTED)
     return figure
 
@@ -81,10 +69,6 @@ def _pieces(ax: Axes, bucket: HasGradients, y: float, inches_per_byte: float) ->
     return x
 
 
-def _tensors(count: int) -> str:
-    return "1 gradient" if count == 1 else f"{count} gradients"
-
-
 def _between(names: Sequence[str]) -> str:
     """The first and the last name, cut at the front where they are long: the end of a name tells more."""
     ends = [names[0]] if len(names) == 1 else [names[0], names[-1]]
@@ -98,8 +82,7 @@ def bucket_sweep(
     """The time of a step over the bucket's size, one line for each way.
 
     Args:
-        step_ms: for each way, the median step at each cap, in milliseconds.
-        caps: how each cap is written below the axis, smallest first.
+        step_ms: for each way, the median step at each cap, smallest cap first.
         reference_ms: a step without any communication, drawn as a level.
     """
     figure, ax = chart(3.0)
@@ -109,7 +92,6 @@ def bucket_sweep(
         ax.axhline(reference_ms, color=LINE, linestyle="--", label="no communication")
     ax.set_xticks(range(len(caps)), caps)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("bucket cap", color=MUTED, fontsize=LABEL)
-    ax.set_ylabel("step, ms", color=MUTED, fontsize=LABEL)
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")  # times begin well above 0
+    name_axes(ax, "bucket cap", "step, ms")
+    legend(ax, labelcolor=INK, loc="lower right")  # times begin well above 0
     return figure

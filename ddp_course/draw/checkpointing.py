@@ -1,8 +1,5 @@
 """When is a checkpoint torn, onto which device is it loaded, and what does each part of the state weigh?
 
-Three pictures: what lay under the final name when a writer was killed, on which GPU the copies of all ranks land,
-and how far a resumed run is from the uninterrupted one.
-
 Read next: `overview.py`.
 """
 
@@ -13,27 +10,11 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    FAINT,
-    HEADING,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    RANK_COLOURS,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, name_axes, note
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, LABEL, LINE, MUTED, SHARED, SMALL, WIDTH, rank_colour
 
-OLD, NEW = RANK_COLOURS[0], RANK_COLOURS[2]  # blue and green; what is torn has the colour of an alarm
+OLD, NEW = rank_colour(0), rank_colour(2)  # blue and green; what is torn has the colour of an alarm
 OUTCOMES = {"old": ("the one before", OLD), "new": ("a new one", NEW), "torn": ("nothing: torn", ALARM)}
 MARKS = {"old": "o", "new": "s", "torn": "X"}
 
@@ -99,13 +80,9 @@ def landings(locations: Sequence[str], copy: str) -> Figure:
             box(ax, x + 0.05, 0.2, column - 0.1, 1.05, colour=ALARM if copies > 1 else LINE, fill=copies > 0)
             label(ax, x + column / 2, 1.05, own[rank], size=SMALL, mono=True)
             label(ax, x + column / 2, 0.6, f"{copies} x\n{copy}" if copies else "empty", size=SMALL, bold=copies > 1)
-            end = left + column * (own.index(targets[rank]) + 0.5)
-            arrow(
-                ax,
-                (x + column / 2, 2.2),
-                (end + 0.12 * (rank - own.index(targets[rank])), 1.27),
-                colour=rank_colour(rank),
-            )
+            target = own.index(targets[rank])
+            end = left + column * (target + 0.5) + 0.12 * (rank - target)
+            arrow(ax, (x + column / 2, 2.2), (end, 1.27), colour=rank_colour(rank))
     return figure
 
 
@@ -122,15 +99,12 @@ def resume_differences(differences: Mapping[str, float]) -> Figure:
     for y, value in enumerate(values):
         ax.plot((least, max(value, least)), (y, y), color=ALARM if value else NEW, linewidth=7, solid_capstyle="butt")
         shown = f"{value:.2g}" if value else "0, every bit is the same"
-        ax.annotate(shown, (max(value, least), y), (6, 0), textcoords="offset points", va="center", color=INK,
-                    fontsize=LABEL)  # fmt: skip
+        note(ax, max(value, least), y, shown)
     ax.set_xscale("log")
     ax.set_xlim(least, 30 * max([*values, least]))
     ax.set_yticks(range(len(names)), names, fontsize=LABEL, color=INK)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(visible=False, axis="y")
     ax.axvline(least, color=FAINT, linewidth=1)
-    ax.set_xlabel(
-        "largest difference in a weight, compared with the run that never stopped", color=MUTED, fontsize=LABEL
-    )
+    name_axes(ax, "largest difference in a weight, compared with the run that never stopped")
     return figure

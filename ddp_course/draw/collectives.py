@@ -1,8 +1,6 @@
 """What does a collective move, which chunk is where in a ring, and when is a tree quicker?
 
-Pictures of collectives: the ranks' values before and after, the chunks of a ring step by step, messages between
-ranks in rounds, and curves of cost. Each function takes the data it shows and returns a matplotlib `Figure`. Colours
-come from the data as well: a value has the colour of the one rank that brought it, and is grey when it is new.
+Colours come from the data: a value has the colour of the one rank that brought it, and is grey when it is new.
 
 Left out on purpose: buckets and overlap, which are in `timelines.py`.
 Read next: `data_parallel.py`.
@@ -15,41 +13,23 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    DPI,
-    FAINT,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    number,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.charts import chart, legend
+from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.style import DPI, FAINT, INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
 Values = Sequence[object] | None  # what one rank holds; None: nothing
 MOST_RING_RANKS = 4
+ROW = 0.36  # inches for what one rank holds
 
 
 def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> Figure:
     """One collective: what each rank held before, and what it holds afterwards.
 
     Args:
-        before: by rank, its values, or None for a rank that brings nothing.
-        after: by rank, its values, or None for a rank that receives nothing.
-        name: of the collective, as shown between the two.
+        before, after: by rank, its values, or None for a rank that brings or receives nothing.
     """
-    world_size, row = len(before), 0.36
-    height = row * world_size + 0.5
+    world_size = len(before)
+    height = ROW * world_size + 0.5
     figure, ax = canvas(height)
     origin = _origins(before)
     slots = max(len(values) for values in [*before, *after] if values is not None)
@@ -58,10 +38,10 @@ def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> 
     for (title, left), side in zip(lefts.items(), (before, after), strict=True):
         label(ax, left, height - 0.2, title, ink=MUTED, align="left")
         for rank, values in enumerate(side):
-            _row_of_cells(ax, values, (left, height - 0.42 - row * (rank + 0.5)), cell, row, rank, origin)
+            _row_of_cells(ax, values, left, height - 0.42 - ROW * (rank + 0.5), cell, origin)
     for rank in range(world_size):
-        label(ax, 0.12, height - 0.42 - row * (rank + 0.5), f"rank {rank}", bold=True, align="left")
-    middle = height - 0.42 - row * world_size / 2
+        label(ax, 0.12, height - 0.42 - ROW * (rank + 0.5), f"rank {rank}", bold=True, align="left")
+    middle = height - 0.42 - ROW * world_size / 2
     arrow(ax, (3.95, middle - 0.12), (4.95, middle - 0.12), colour=SHARED)
     label(ax, 4.45, middle + 0.1, name, bold=True, size=SMALL)
     return figure
@@ -82,22 +62,15 @@ def _origins(before: Sequence[Values]) -> dict[object, int | None]:
 
 
 def _row_of_cells(
-    ax: Axes,
-    values: Values,
-    place: tuple[float, float],
-    cell: float,
-    row: float,
-    rank: int,
-    origin: Mapping[object, int | None],
+    ax: Axes, values: Values, left: float, middle: float, cell: float, origin: Mapping[object, int | None]
 ) -> None:
-    left, middle = place
     if values is None:
         label(ax, left + 0.05, middle, "nothing", size=SMALL, ink=MUTED, align="left")
         return
     for slot, value in enumerate(values):
         source = origin.get(value)
         colour = SHARED if source is None else rank_colour(source)
-        spot = (left + cell * slot, middle - row / 2 + 0.03, cell - 0.06, row - 0.06)
+        spot = (left + cell * slot, middle - ROW / 2 + 0.03, cell - 0.06, ROW - 0.06)
         box(ax, *spot, number(value), colour=colour, size=SMALL)
 
 
@@ -148,13 +121,7 @@ def _step_title(step: int, world_size: int) -> str:
 
 
 def _chunk(
-    ax: Axes,
-    spot: tuple[float, float, float, float],
-    value: object,
-    rank: int,
-    sender: int | None,
-    started: bool,
-    complete: bool,
+    ax: Axes, spot: Sequence[float], value: object, rank: int, sender: int | None, started: bool, complete: bool
 ) -> None:
     x, y, width, height = spot
     ink = PAPER if complete else INK
@@ -169,7 +136,6 @@ def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size:
 
     Args:
         rounds: by round, its messages as (from, to, bytes).
-        world_size: ranks in all.
     """
     row, left, right = 0.46, 1.25, 3.1
     height = row * len(rounds) + 0.55
@@ -199,8 +165,7 @@ def cost_curves(payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[f
     """Time against payload for several ways to all-reduce, on logarithmic axes, and where two of them cross.
 
     Args:
-        payload_bytes: the payloads, increasing.
-        seconds: for each way, by name, its time at every payload.
+        payload_bytes, seconds: the payloads, increasing, and for each way by name its time at every one of them.
         crossover: the payload at which the first two ways take equally long; 0 draws no mark.
     """
     figure, ax = chart(2.9)
@@ -212,7 +177,7 @@ def cost_curves(payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[f
         ax.axvline(crossover, color=LINE, linestyle=":", linewidth=1.4)
         across = ax.get_xaxis_transform()
         ax.text(crossover, 0.06, f"  equal at {_size(crossover)}", size=SMALL, color=MUTED, transform=across)
-    ax.legend(loc="upper left", frameon=False, fontsize=LABEL)
+    legend(ax, LABEL, loc="upper left")
     return figure
 
 

@@ -1,9 +1,5 @@
 """How is a batch divided among replicas, and what flows where when one process or many processes do it?
 
-Pictures of lessons 01 and 02: a batch cut into shards with the gradient of each, the noise of gradients, losses of
-several runs, one process with a master beside many processes without one, and quantities side by side. Each
-function takes the data it shows and returns a matplotlib `Figure`.
-
 Read next: `collectives.py`, what the ranks do to average.
 """
 
@@ -14,29 +10,16 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, legend, legend_beside, name_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, INK, LINE, MUTED, SMALL, WIDTH, rank_colour
 
 
 def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: float, *, weighted: bool = True) -> Figure:
     """A batch cut into shards as wide as their rows, the gradient of each, and their mean beside the batch's own.
 
     Args:
-        rows: of each shard.
-        gradients: of each shard's mean loss by one weight.
+        rows, gradients: of each shard; the gradient of its mean loss by one weight.
         whole: gradient of the batch's mean loss by that weight.
         weighted: weigh the shards by their rows; else all alike.
     """
@@ -64,10 +47,9 @@ def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: floa
 
 
 def gradient_noise(batch_sizes: Sequence[int], noise: Sequence[float]) -> Figure:
-    """The distance between a batch's gradient and that of all rows, by batch size, on logarithmic axes.
+    """How far a batch's gradient is from that of all rows, by batch size, on logarithmic axes.
 
     Args:
-        batch_sizes: rows in a batch.
         noise: root of the mean squared distance, relative to the length of the gradient of all rows.
     """
     figure, ax = chart(3.3)
@@ -79,26 +61,20 @@ def gradient_noise(batch_sizes: Sequence[int], noise: Sequence[float]) -> Figure
     inside = [level for level in levels if min(noise) <= level <= max(noise)]
     ax.set_yticks(inside, [f"{level:g}" for level in inside])
     ax.minorticks_off()
-    _axes_text(ax, "rows in a batch", "noise / length of the gradient")
+    name_axes(ax, "rows in a batch", "noise / length of the gradient")
+    legend(ax)
     return figure
 
 
 def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str = "epoch") -> Figure:
-    """The losses of several runs.
-
-    Args:
-        curves: by the run's name, its loss after each epoch.
-        start: the loss that guessing would have, as a dashed line.
-        unit: what the points are.
-    """
+    """The losses of several runs after each `unit`, and as a dashed line the loss that guessing would have."""
     figure, ax = chart(3.5)
     ax.axhline(start, color=MUTED, linestyle="--", linewidth=1.2, label="guessing")
     for place, (name, losses) in enumerate(curves.items()):
-        ax.plot(
-            range(1, len(losses) + 1), losses, "o-", color=rank_colour(place), linewidth=1.8, markersize=4, label=name
-        )
-    _axes_text(ax, unit, "training loss")
-    ax.legend(frameon=False, fontsize=SMALL, loc="center left", bbox_to_anchor=(1.0, 0.5))  # curves go everywhere
+        points, colour = range(1, len(losses) + 1), rank_colour(place)
+        ax.plot(points, losses, "o-", color=colour, linewidth=1.8, markersize=4, label=name)
+    name_axes(ax, unit, "training loss")
+    legend_beside(ax)  # curves go everywhere
     return figure
 
 
@@ -151,12 +127,7 @@ def _without_master(ax: Axes, left: float, base: float, wide: float, replicas: i
 
 
 def quantities(values: Mapping[str, float], unit: str) -> Figure:
-    """Numbers as horizontal bars, each with its name on the left and its value at its end.
-
-    Args:
-        values: by name, from top to bottom.
-        unit: of all of them, behind each value.
-    """
+    """Numbers as horizontal bars from top to bottom, each with its name on the left, its value and unit at its end."""
     row = 0.4
     height = row * len(values) + 0.15
     figure, ax = canvas(height)
@@ -168,12 +139,6 @@ def quantities(values: Mapping[str, float], unit: str) -> Figure:
         label(ax, left - 0.12, y + row / 2, name, align="right")
         label(ax, left + width + 0.1, y + row / 2, f"{value:.3g} {unit}", size=SMALL, align="left")
     return figure
-
-
-def _axes_text(ax: Axes, x: str, y: str) -> None:
-    ax.set_xlabel(x, color=MUTED, fontsize=LABEL)
-    ax.set_ylabel(y, color=MUTED, fontsize=LABEL)
-    ax.legend(frameon=False, fontsize=SMALL)
 
 
 def _size(number: int) -> str:

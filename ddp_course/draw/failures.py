@@ -1,8 +1,5 @@
 """Who waits for whom in a hang, who comes late, and which question leads from a symptom to its cause?
 
-Three pictures: the collectives of each rank side by side at the moment at which patience ran out, how late each rank
-comes to each collective, and a ladder of questions whose rungs are the faults of the failure lab.
-
 Read next: `overview.py`.
 """
 
@@ -14,24 +11,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    FAINT,
-    HEADING,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, legend_beside, name_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, SHARED, SMALL, WIDTH, rank_colour
 from ddp_course.launcher.calls import Whereabouts
 
 MOST_COLUMNS = 5  # collectives that fit beside each other
@@ -86,9 +68,7 @@ def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figu
     Args:
         questions: each a question, where to look, and the names of faults.
     """
-    rungs = [
-        (q, look, textwrap.wrap(", ".join(names), LETTERS, break_on_hyphens=False)) for q, look, names in questions
-    ]
+    rungs = [(question, look, _lines(names)) for question, look, names in questions]
     heights = [0.62 + 0.19 * len(lines) for *_, lines in rungs]
     gap, left, right = 0.26, 0.1, 3.1
     figure, ax = canvas(sum(heights) + gap * len(heights) + 0.1)
@@ -101,7 +81,7 @@ def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figu
         label(ax, (left + 2.45 + right) / 2, middle + 0.13, "yes", size=SMALL, ink=MUTED)
         box(ax, right, y, WIDTH - right - 0.1, height, fill=False)
         label(ax, right + 0.12, y + height - 0.2, f"look at: {look}", align="left", bold=True, size=SMALL)
-        label(ax, right + 0.12, y + (height - 0.34) / 2, "\n".join(lines), align="left", size=SMALL, mono=False)
+        label(ax, right + 0.12, y + (height - 0.34) / 2, "\n".join(lines), align="left", size=SMALL)
         if place + 1 < len(rungs):
             below = y - gap - heights[place + 1] / 2 + 0.27
             arrow(ax, (left + 1.2, middle - 0.27), (left + 1.2, below))
@@ -135,7 +115,7 @@ def hang(ranks: Sequence[Whereabouts], timeout_s: float) -> Figure:
             x = left + column * place
             if call := entered.get(number):
                 last = number == numbers[-1]
-                stuck = last and len(entered) and not _everybody(calls, number)
+                stuck = last and not _everybody_left(calls, number)
                 width = WIDTH - x - 0.1 if stuck else column - 0.06
                 words = f"{call.op} #{number}: waits {timeout_s:g} s" if stuck else _short(call.op, number, column)
                 box(ax, x, y, width, 0.42, words, colour=rank_colour(w.rank), dashed=stuck, size=SMALL)
@@ -144,8 +124,7 @@ def hang(ranks: Sequence[Whereabouts], timeout_s: float) -> Figure:
     return figure
 
 
-def _everybody(calls: Sequence[Sequence], number: int) -> bool:
-    """Whether all ranks have entered, and left, the collective."""
+def _everybody_left(calls: Sequence[Sequence], number: int) -> bool:
     return all(any(call.number == number and call.finished for call in of_rank) for of_rank in calls)
 
 
@@ -175,10 +154,8 @@ def lateness(arrivals: Sequence[Sequence[float]]) -> Figure:
         colour = rank_colour(rank)
         ax.plot(range(1, len(late_ms) + 1), late_ms, color=colour, marker="o", linewidth=1.5, label=f"rank {rank}")
     ax.axhline(0, color=FAINT, linewidth=1)
-    ax.set_xlabel("collective", color=MUTED, fontsize=LABEL)
-    ax.set_ylabel("ms after the first rank", color=MUTED, fontsize=LABEL)
+    name_axes(ax, "collective", "ms after the first rank")
     ax.set_xticks(range(1, len(arrivals) + 1))
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    ax.spines[["left", "bottom"]].set_color(LINE)
+    legend_beside(ax, labelcolor=INK)
     ax.tick_params(colors=SHARED)
     return figure

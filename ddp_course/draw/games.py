@@ -1,9 +1,6 @@
 """What do the ranks play, and what do they learn together?
 
-Four pictures: a cart in some moments of a real episode; who gives what to whom in one iteration; which rows count when
-an episode ends; and the mean return against the steps that all ranks have played.
-
-Read next: `style.py`, whose shapes these are.
+Read next: `shapes.py`, whose boxes and arrows these are.
 """
 
 from __future__ import annotations
@@ -11,31 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.style import (
-    ALARM,
-    DPI,
-    FAINT,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    RANK_COLOURS,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    label,
-    plain_axes,
-    rank_colour,
-)
+from ddp_course.draw.charts import legend, name_axes, page, plain_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, FAINT, INK, LINE, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 TRACK = 2.4  # the cart may leave the middle by so much
 DASHES = ("-", "--", ":", "-.")
@@ -47,7 +26,6 @@ def cart_poses(episodes: Mapping[str, Sequence[Sequence[float]]], moments: int =
     Args:
         episodes: for each name, the states of one episode in order: place, speed, angle, speed of the angle; one
             before each step, and one after the last.
-        moments: how many to draw of each.
     """
     figure, ax = canvas(1.5 * len(episodes) + 0.1)
     for row, (name, states) in enumerate(episodes.items()):
@@ -84,19 +62,10 @@ def players(world_size: int = 2, num_envs: int = 8) -> Figure:
         label(ax, x + 0.2, 1.75, f"rank {rank}", bold=True, align="left", ink=INK)
         inner = (width - 0.5) / 2
         box(ax, x + 0.15, 0.3, inner, 1.15, f"{num_envs} games\nown seed,\nown dice", colour=colour, size=SMALL)
-        box(
-            ax,
-            x + 0.35 + inner,
-            0.3,
-            inner,
-            1.15,
-            "replica of\nactor, critic:\nequal weights",
-            colour=SHARED,
-            size=SMALL,
-        )
+        box(ax, x + 0.35 + inner, 0.3, inner, 1.15, "replica of\nactor, critic:\nequal weights", size=SMALL)
         arrow(ax, (x + 0.16 + inner, 0.95), (x + 0.34 + inner, 0.95), colour=colour, both_ways=True)
         arrow(ax, (x + width / 2, 1.97), (x + width / 2, 2.33), colour=colour, both_ways=True)
-    box(ax, 0.15, 2.35, WIDTH - 0.3, 1.1, "", colour=SHARED)
+    box(ax, 0.15, 2.35, WIDTH - 0.3, 1.1)
     label(ax, WIDTH / 2, 3.15, "between the ranks", bold=True)
     label(ax, WIDTH / 2, 2.85, "before learning: sums and counts of advantages and returns, five numbers", size=SMALL)
     label(ax, WIDTH / 2, 2.58, "in each learning step: the gradient, averaged by DDP. No state, no action, no reward",
@@ -104,7 +73,7 @@ def players(world_size: int = 2, num_envs: int = 8) -> Figure:
     return figure
 
 
-def episode_ends(gamma: float = 0.98) -> Figure:
+def episode_ends() -> Figure:
     """The rows around an end of each kind: what follows the last row, and which row nobody learns from."""
     figure, ax = canvas(2.85)
     cases = (("terminated", "the pole fell", "value 0", ALARM), ("truncated", "time limit", "the critic's", SHARED))
@@ -112,7 +81,7 @@ def episode_ends(gamma: float = 0.98) -> Figure:
         y = 1.75 - 1.35 * row
         label(ax, 0.15, y + 0.42, kind, bold=True, align="left")
         label(ax, 0.15, y + 0.15, why, size=SMALL, ink=MUTED, align="left")
-        texts = ("plays", "plays", f"{kind}", "begins only", "plays", "plays")
+        texts = ("plays", "plays", kind, "begins only", "plays", "plays")
         for i, text in enumerate(texts):
             x, empty = 1.5 + 1.07 * i, i == 3
             edge = FAINT if empty else colour if i == 2 else RANK_COLOURS[0 if i < 3 else 2]
@@ -134,7 +103,7 @@ def return_curves(
         curves: for each run the steps after each iteration, and the mean return of the episodes that ended in it.
         window: so many iterations with an ended episode are averaged for a point.
     """
-    figure = plt.figure(figsize=(WIDTH, 3.4), dpi=DPI, facecolor=PAPER, layout="constrained")
+    figure = page(3.4)
     first, second = figure.subplots(1, 2, sharey=True)
     for ax in (first, second):
         plain_axes(ax)
@@ -145,11 +114,10 @@ def return_curves(
         second.plot([i + 1 for i in places], values, **style)
     for ax, what in ((first, "steps of all ranks' games"), (second, "iterations")):
         ax.axhline(solved, color=MUTED, linewidth=1)
-        ax.set_xlabel(what, color=MUTED, fontsize=LABEL)
+        name_axes(ax, what, "mean return" if ax is first else "")
     first.locator_params(axis="x", nbins=6)
-    first.set_ylabel("mean return", color=MUTED, fontsize=LABEL)
     first.set_ylim(0, 520)
-    first.legend(frameon=False, fontsize=SMALL, loc="lower right")
+    legend(first, loc="lower right")
     return figure
 
 
@@ -162,11 +130,7 @@ def _running_mean(values: Sequence[float | None], window: int) -> tuple[list[int
 
 
 def seed_table(seeds: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
-    """The seeds of some runs and ranks, one table for each rule; a seed that occurs twice is marked.
-
-    Args:
-        seeds: for each rule, the seeds by run and rank.
-    """
+    """The seeds by run and rank, one table for each rule; a seed that occurs twice is marked."""
     widest = max(len(runs[0]) for runs in seeds.values())
     height = max(len(runs) for runs in seeds.values())
     figure, ax = canvas(0.42 * height + 1.0)

@@ -1,7 +1,6 @@
 """How is a text dealt to ranks, what happens in a step with accumulation, and how well does a model foretell a text?
 
-Three pictures of lesson 16. The first two show an order, so their axes are no clock. The third shows losses, with the
-losses of models that know nothing beside them.
+The windows and the step show an order, so their axes are no clock.
 
 Read next: `overview.py`.
 """
@@ -13,22 +12,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    FAINT,
-    INK,
-    LABEL,
-    MUTED,
-    RANK_COLOURS,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, legend
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import FAINT, INK, LABEL, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 LEFT = 1.35  # inches for the names of the rows
 TAIL = 2.9  # inches for what follows the micro-batches
@@ -45,9 +31,8 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
     step = (WIDTH - LEFT - 0.2) / length
     figure, ax = canvas(2.75)
     owner = {window: place % world_size for place, window in enumerate(order) if place < length // together * together}
-    for row, (name, note, windows) in enumerate(
-        (("the text", "cut in windows", range(length)), ("the epoch", "shuffled", order))
-    ):
+    rows = (("the text", "cut in windows", range(length)), ("the epoch", "shuffled", order))
+    for row, (name, note, windows) in enumerate(rows):
         y = 1.75 - 1.15 * row
         label(ax, 0.12, y + 0.37, name, align="left", bold=True)
         label(ax, 0.12, y + 0.12, note, align="left", size=SMALL, ink=MUTED)
@@ -58,12 +43,10 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
     x = LEFT + step * position - 0.025
     ax.plot([x, x], [0.45, 1.3], color=INK, linewidth=2)
     label(ax, min(x, WIDTH - 0.6), 1.45, f"position {position}", size=SMALL, bold=True)
-    x = LEFT
     for rank in range(world_size):
-        box(ax, x, 0.1, 0.2, 0.2, colour=rank_colour(rank))
-        label(ax, x + 0.28, 0.2, f"rank {rank}", align="left", size=SMALL)
-        x += 1.0
-    label(ax, x + 0.1, 0.2, "filled: read; grey: left out", align="left", size=SMALL, ink=MUTED)
+        box(ax, LEFT + rank, 0.1, 0.2, 0.2, colour=rank_colour(rank))
+        label(ax, LEFT + rank + 0.28, 0.2, f"rank {rank}", align="left", size=SMALL)
+    label(ax, LEFT + world_size + 0.1, 0.2, "filled: read; grey: left out", align="left", size=SMALL, ink=MUTED)
     return figure
 
 
@@ -103,8 +86,7 @@ def language_losses(
 
     Args:
         losses: nats per byte over all ranks' rows, one a step.
-        held_out: step and loss.
-        others: names and losses of what to compare with.
+        held_out, others: step and loss; name and loss.
     """
     figure, ax = chart(3.6)
     ax.plot(range(1, len(losses) + 1), losses, color=RANK_COLOURS[0], linewidth=1, label="training, all ranks")
@@ -116,5 +98,5 @@ def language_losses(
     ax.set_xlabel("step", fontsize=LABEL)
     ax.set_ylabel("nats per byte", fontsize=LABEL)
     ax.set_ylim(1, max([*losses, *(others or {}).values()]) + 0.5)
-    ax.legend(frameon=False, fontsize=SMALL, loc=(0.35, 0.58))
+    legend(ax, loc=(0.35, 0.58))
     return figure

@@ -1,7 +1,6 @@
 """What does each lever of scaling do to a step, and how far does it carry?
 
-Three pictures of a simulated link: steps one above the other on one clock, before a lever and after it; the step over
-the bucket's size; and the efficiency up to a thousand ranks. Each says that it is simulated.
+Every picture is of a simulated link, and says so.
 
 Left out on purpose: what was measured without a link in between, which is `scaling.py`'s part.
 Read next: `scaling/simulate.py`, where the steps come from.
@@ -13,25 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
-from ddp_course.draw.style import (
-    ALARM,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    RANK_COLOURS,
-    SHARED,
-    SMALL,
-    WIDTH,
-    chart,
-    label,
-    rank_colour,
-    tint,
-)
-from ddp_course.draw.timelines import STRENGTH
+from ddp_course.draw.charts import chart, legend, legend_beside, name_axes
+from ddp_course.draw.clock import STRENGTH, bar, beside, clock, legend_below, shade
+from ddp_course.draw.shapes import label
+from ddp_course.draw.style import ALARM, INK, LABEL, LINE, PAPER, RANK_COLOURS, SHARED, SMALL, rank_colour, tint
 from ddp_course.scaling.spans import COMPUTING, TALKING, Span, merge_ranks, union
 
 ROW_INCHES = 0.3
@@ -56,43 +42,31 @@ def lever(steps: Sequence[tuple[str, Sequence[Span]]], title: str = "") -> Figur
         raise ValueError(f"the step {empty[0]!r} has no spans to draw")
     drawn = [(name, merge_ranks([spans])[0]) for name, spans in steps]
     longest_ms = max(span.end_s for _, spans in drawn for span in spans) * 1000
-    figure, ax = _page(ROW_INCHES * PANEL * len(drawn))
+    inches = ROW_INCHES * PANEL * len(drawn)
+    figure, ax = clock(inches, LEFT, above=0.32)
     for place, (name, spans) in enumerate(drawn):
         _step(ax, place * PANEL, name, spans, longest_ms)
     ax.set(xlim=(0, longest_ms * 1.12), ylim=(PANEL * len(drawn) - 0.05, 0), yticks=[])
     ax.set_title(f"{title} (simulated link)".strip(), fontsize=LABEL, color=INK)
-    ax.spines["left"].set_visible(False)
-    ax.set_xlabel("ms", color=MUTED, fontsize=SMALL)
-    _step_legend(ax)
+    _step_legend(ax, inches)
     return figure
-
-
-def _page(inches: float) -> tuple[Figure, Axes]:
-    """Axes `inches` high, with fixed margins: left for names, below for the legend, above for the title."""
-    below, above = 0.8, 0.32
-    height = inches + below + above
-    figure, ax = chart(height)
-    figure.set_layout_engine("none")
-    ax.set_position((LEFT / WIDTH, below / height, 1 - (LEFT + 0.15) / WIDTH, inches / height))
-    return figure, ax
 
 
 def _step(ax: Axes, top: float, name: str, spans: Sequence[Span], longest_ms: float) -> None:
     """One panel: the name, the model's row, the link's row, and the end of the step."""
     label(ax, 0, top + 0.55, name, size=SMALL, bold=True, align="left")
-    for row, text in ((top + 1, "model"), (top + 2, "link")):
-        placed = label(ax, -0.01, row + 0.45, text, size=SMALL, align="right")
-        placed.set_transform(ax.get_yaxis_transform())
+    beside(ax, top + 1.45, "model")
+    beside(ax, top + 2.45, "link")
     for span in spans:
         if span.lane in COMPUTING:
-            _bar(ax, span, top + 1, facecolor=tint(rank_colour(0), STRENGTH[span.lane]), edgecolor=PAPER)
+            _bar(ax, span, top + 1, tint(rank_colour(0), STRENGTH[span.lane]), PAPER)
         elif span.lane in TALKING:
-            _bar(ax, span, top + 2, facecolor=tint(SHARED, 0.35), edgecolor=PAPER)
+            _bar(ax, span, top + 2, tint(SHARED, 0.35), PAPER)
     for start, end in exposed(spans):
-        _bar(ax, Span("", start, end, "all-reduce"), top + 2, facecolor=tint(ALARM, 0.75), edgecolor="none")
+        _bar(ax, Span("", start, end, "all-reduce"), top + 2, tint(ALARM, 0.75), "none")
     for span in spans:  # the outlines last: where one collective ends and the next begins
         if span.lane in TALKING:
-            _bar(ax, span, top + 2, facecolor="none", edgecolor=SHARED)
+            _bar(ax, span, top + 2, "none", SHARED)
     end = max(span.end_s for span in spans) * 1000
     ax.plot([end, end], [top + 0.95, top + 2.9], color=INK, linewidth=1.1, zorder=4)
     label(ax, end + 0.008 * longest_ms, top + 1.45, f"{_digits(end)} ms", size=SMALL, align="left")
@@ -114,19 +88,15 @@ def exposed(spans: Sequence[Span]) -> list[tuple[float, float]]:
     return left
 
 
-def _bar(ax: Axes, span: Span, row: float, **look: object) -> None:
-    start, width = span.start_s * 1000, (span.end_s - span.start_s) * 1000
-    ax.add_patch(Rectangle((start, row + (1 - BAR) / 2), width, BAR, linewidth=0.7, zorder=3, **look))
+def _bar(ax: Axes, span: Span, row: float, face: str | tuple[float, ...], edge: str) -> None:
+    bar(ax, span, row, BAR, linewidth=0.7, facecolor=face, edgecolor=edge)
 
 
-def _step_legend(ax: Axes) -> None:
+def _step_legend(ax: Axes, inches: float) -> None:
     # Few words: text is most of a picture's bytes, and a lesson has many of these.
-    model = [Patch(facecolor=tint(rank_colour(0), STRENGTH[lane]), label=lane) for lane in ("forward", "backward")]
     hidden = Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")
-    handles = [*model, hidden, Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed")]
-    inches = ax.get_position().height * ax.figure.get_figheight()
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.42, -0.42 / inches), ncols=len(handles),
-              frameon=False, fontsize=SMALL - 1, handlelength=1.4, columnspacing=1.2)  # fmt: skip
+    waited_for = Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed")
+    legend_below(ax, [shade("forward"), shade("backward"), hidden, waited_for], 0.42, inches)
 
 
 def valley(
@@ -152,8 +122,8 @@ def valley(
         ax.axhline(computing_ms, color=LINE, linestyle="--", label="computing alone")
     ax.set_xticks(places, caps)
     ax.set_ylim(0, 1.3 * max([*predicted_ms, *(measured_ms or [])]))
-    _named(ax, "bucket cap (simulated link)", "step, ms")
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right", ncols=2)
+    name_axes(ax, "bucket cap (simulated link)", "step, ms")
+    legend(ax, labelcolor=INK, loc="lower right", ncols=2)
     return figure
 
 
@@ -172,16 +142,11 @@ def many_ranks(world_sizes: Sequence[int], efficiency: Mapping[str, Sequence[flo
     ax.set_xticks(range(0, len(world_sizes), 2), [str(size) for size in world_sizes[::2]])
     ax.set_ylim(0, 108)
     ax.grid(visible=False, axis="x")
-    _named(ax, "ranks (simulated links)", "efficiency, %")
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    name_axes(ax, "ranks (simulated links)", "efficiency, %")
+    legend_beside(ax, labelcolor=INK)
     return figure
 
 
 def _digits(value: float) -> str:
     """Three digits, or all of them in front of the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _named(ax: Axes, across: str, up: str) -> None:
-    ax.set_xlabel(across, color=MUTED, fontsize=LABEL)
-    ax.set_ylabel(up, color=MUTED, fontsize=LABEL)

@@ -1,8 +1,5 @@
 """Who is who, how do the ranks find each other, and which of them talk together?
 
-Pictures of membership: the map from rank to node and GPU, the rendezvous at a store, and subgroups. Each
-function takes the data it shows and returns a matplotlib `Figure`.
-
 Read next: `training.py`.
 """
 
@@ -17,31 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from ddp_course.draw.style import (
-    FAINT,
-    HEADING,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    label,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import FAINT, HEADING, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
 
 def rank_map(world_size: int, nodes: int, show: int | None = None) -> Figure:
     """Which rank sits on which GPU of which node, when every node has the same number of GPUs.
 
     Args:
-        world_size: ranks in all.
         nodes: machines; must divide `world_size`.
         show: a rank to point out; None for no one.
     Raises:
@@ -73,7 +53,6 @@ def rendezvous(world_size: int, store: str, keys: Sequence[str] = ()) -> Figure:
     """How ranks that know nothing of each other form a group: through a store first, then directly.
 
     Args:
-        world_size: ranks that meet.
         store: what they meet at, as the middle of the first panel names it.
         keys: entries found in the store, shown under the first panel.
     """
@@ -115,9 +94,6 @@ def _connected(
 def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
     """One line per group: a filled dot for each member, an empty one for each rank outside.
 
-    Args:
-        groups: the ranks of each group, by the group's name.
-        world_size: ranks in all.
     Raises:
         ValueError: a group names a rank that does not exist.
     """
@@ -158,4 +134,4 @@ def _rank_dots(ax: Axes, spots: Sequence[tuple[float, float]]) -> None:
     for rank, (x, y) in enumerate(spots):
         colour = rank_colour(rank)
         ax.add_patch(Circle((x, y), 0.22, facecolor=tint(colour), edgecolor=colour, linewidth=1.4, zorder=2))
-        label(ax, x, y, str(rank), bold=True, ink=INK)
+        label(ax, x, y, str(rank), bold=True)

@@ -1,8 +1,5 @@
 """How do many ranks' losses become one number, and how far from it is a single rank's?
 
-Three pictures: how much each part weighs in a mean of means and in a mean of rows, how sums and counts flow into
-one mean, and how the ranks' own losses lie around the loss over all ranks.
-
 Read next: `timelines.py`.
 """
 
@@ -10,51 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    DPI,
-    HEADING,
-    INK,
-    LABEL,
-    MUTED,
-    PAPER,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    plain_axes,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.charts import chart, legend, name_axes, page, plain_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, SMALL, WIDTH, rank_colour, tint
 
 
 def mean_weights(means: Sequence[float], rows: Sequence[int], *, part: str = "batch", rank: int = 0) -> Figure:
     """The same parts twice: as wide as their rows, and all equally wide, which is what a mean of means does.
 
-    The height of a part is its mean, so in the left panel its area is its sum.
-
-    Args:
-        means: the mean of each part.
-        rows: the rows of each part.
-        part: what a part is called.
-        rank: whose colour the parts have.
+    The height of a part is its mean, so in the left panel its area is its sum. `part` is what a part is called, and
+    `rank` whose colour the parts have.
     """
-    figure = plt.figure(figsize=(WIDTH, 3.2), dpi=DPI, facecolor=PAPER, layout="constrained")
+    figure = page(3.2)
     left, right = figure.subplots(1, 2, sharey=True)
     mean = sum(m * n for m, n in zip(means, rows, strict=True)) / sum(rows)
     mean_of_means = sum(means) / len(means)
     _bars(left, means, rows, rank, f"by rows: {mean:.4f}", INK, mean)
     _bars(right, means, [1] * len(means), rank, f"mean of means: {mean_of_means:.4f}", ALARM, mean_of_means)
-    left.set_xlabel(f"{sum(rows)} rows, {rows[-1]} of them in the last {part}", color=MUTED, fontsize=LABEL)
-    right.set_xlabel(f"{part}, each of the same weight", color=MUTED, fontsize=LABEL)
-    left.set_ylabel(f"mean loss of a {part}", color=MUTED, fontsize=LABEL)
+    name_axes(left, f"{sum(rows)} rows, {rows[-1]} of them in the last {part}", f"mean loss of a {part}")
+    name_axes(right, f"{part}, each of the same weight")
     right.set_xticks([])
     return figure
 
@@ -74,8 +48,7 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
     """Each rank's sum and count, added up by one collective, and divided once at the end.
 
     Args:
-        sums: each rank's sum of losses.
-        counts: each rank's rows.
+        sums, counts: each rank's sum of losses, and its rows.
         mean: what the ranks received, to be compared with the quotient that the picture works out.
     """
     figure, ax = canvas(4.0)
@@ -109,9 +82,7 @@ def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: 
     """How far each rank's own loss is from the loss over all ranks, in percent of the latter.
 
     Args:
-        by_rank: for each rank, its own loss at each point.
-        mean: the loss over all ranks at each point.
-        unit: what the points are: "step", "epoch".
+        by_rank, mean: own losses and the loss over all ranks, at each point; `unit` is what the points are.
     """
     figure, ax = chart(3.2)
     points = range(1, len(mean) + 1)
@@ -120,8 +91,7 @@ def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: 
         wide = 2.2 if rank == 0 else 1.1  # rank 0 is the one whose loss is usually shown
         ax.plot(points, apart, color=rank_colour(rank), linewidth=wide, label=f"rank {rank}", zorder=3 - 0.1 * rank)
     ax.axhline(0, color=INK, linewidth=2.0, label="all ranks", zorder=2)
-    ax.set_xlabel(unit, color=MUTED, fontsize=LABEL)
-    ax.set_ylabel("own loss against all ranks' (%)", color=MUTED, fontsize=LABEL)
+    name_axes(ax, unit, "own loss against all ranks' (%)")
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(frameon=False, fontsize=SMALL, loc="upper left")
+    legend(ax, loc="upper left")
     return figure

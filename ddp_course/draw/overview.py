@@ -14,7 +14,9 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import LABEL, SMALL, arrow, box, canvas, label, plain_axes, rank_colour
+from ddp_course.draw.charts import plain_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import LABEL, SMALL, rank_colour
 from ddp_course.draw.training import plot_losses
 
 ROW = 0.6
@@ -24,8 +26,7 @@ def overview(by_rank: Sequence[Sequence[float]], mean: Sequence[float]) -> Figur
     """A cell's function, its ranks, the collective between them, and the losses that came back.
 
     Args:
-        by_rank: for each rank, its own loss after each epoch.
-        mean: the mean over ranks after each epoch, as the ranks reduced it.
+        by_rank, mean: losses after each epoch; the mean as the ranks reduced it.
     """
     world_size = len(by_rank)
     height = max(2.9, ROW * world_size + 0.5)

@@ -1,8 +1,5 @@
 """Where do the ranks live, what travels between them, and what does a missing call look like?
 
-Pictures of processes: the kernel and its ranks, one collective, and the calls each rank made before a hang.
-Each function takes the data it shows and returns a matplotlib `Figure`; nothing shown is made up here.
-
 Read next: `membership.py` (who is who), `training.py` (what a training step does).
 """
 
@@ -12,18 +9,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    MUTED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    label,
-    number,
-    rank_colour,
-)
+from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.style import ALARM, MUTED, SMALL, WIDTH, rank_colour
 
 ROW = 0.62  # inches from one rank's box to the next
 
@@ -59,13 +46,7 @@ def processes(function: str, results: Sequence[object]) -> Figure:
 
 
 def all_reduce(before: Sequence[float], after: Sequence[float], operation: str = "sum") -> Figure:
-    """One all_reduce: what each rank put in, the operation, and what each rank has afterwards.
-
-    Args:
-        before: one number per rank, before the call.
-        after: one number per rank, after it.
-        operation: name of the reduction, as shown in the middle.
-    """
+    """One all_reduce: what each rank put in, the operation's name, and what each rank has afterwards."""
     world_size, left = len(before), 0.95
     figure, ax = canvas(2.8)
     column = (WIDTH - left + 0.1) / world_size
@@ -84,11 +65,7 @@ def all_reduce(before: Sequence[float], after: Sequence[float], operation: str =
 
 
 def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
-    """The collectives that each rank entered, in order: a column is complete when every rank came.
-
-    Args:
-        calls: by rank, the names of the collectives it entered.
-    """
+    """The names of the collectives that each rank entered, in order: a column is complete when every rank came."""
     world_size, steps = len(calls), max(len(mine) for mine in calls)
     height = ROW * world_size + 0.5
     figure, ax = canvas(height)

@@ -1,8 +1,5 @@
 """What does a killed run lose, how often should it save, and who starts it again?
 
-Three pictures: a run that was killed and its resume beside the run that never stopped, step by step; the share of time
-lost against the distance between saves; and two nodes with their agents, the store where these meet, and their ranks.
-
 Read next: `overview.py`.
 """
 
@@ -13,24 +10,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    FAINT,
-    HEADING,
-    INK,
-    LABEL,
-    MUTED,
-    RANK_COLOURS,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, legend, name_axes, note
+from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 DONE, AGAIN = RANK_COLOURS[0], RANK_COLOURS[2]  # steps that count; steps of the resumed run
 LEFT = 1.5  # inches for the names of the rows
@@ -43,10 +25,8 @@ def killed_run(
     """A run that stopped and went on, beside the run that never stopped; the axis counts steps, not seconds.
 
     Args:
-        steps: of the whole run.
         attempts: for each start, its first step, its last, and how it ended: "killed", "left" or "done".
         saves: the steps whose checkpoints one of the attempts went on from, or could have.
-        straight: the name of the row of the run that never stopped.
     """
     rows = len(attempts) + 1
     figure, ax = canvas(0.75 * rows + 0.95)
@@ -119,19 +99,16 @@ def lost_time(
     ax.set(xscale="log", yscale="log")
     ax.set_ylim(min(total) / 4, max(total) * 2)
     ax.axvline(best, color=SHARED, linewidth=1)
-    ax.annotate(f"best: {best:.0f} steps", (best, max(total) * 1.3), (6, 0), textcoords="offset points",
-                color=INK, fontsize=LABEL, va="center")  # fmt: skip
-    ax.set_xlabel("steps between two saves", color=MUTED, fontsize=LABEL)
-    ax.set_ylabel("share of the time lost", color=MUTED, fontsize=LABEL)
-    ax.legend(frameon=False, fontsize=SMALL, loc="lower left")
+    note(ax, best, max(total) * 1.3, f"best: {best:.0f} steps")
+    name_axes(ax, "steps between two saves", "share of the time lost")
+    legend(ax, loc="lower left")
     return figure
 
 
 def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> Figure:
     """The nodes of an elastic job: on each an agent and its ranks; the agents meet at one store.
 
-    Args:
-        dead: a node that is gone; it is drawn in the colour of an alarm, and the others are numbered anew.
+    A node that is `dead` has the colour of an alarm, and the ranks of the others are numbered without it.
     """
     figure, ax = canvas(4.1)
     width = (WIDTH - 0.2) / nodes
@@ -147,7 +124,8 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
         middle = x + width / 2
         box(ax, middle - 1.05, 1.6, 2.1, 0.55, "agent (torchrun)", colour=colour, dashed=not alive)
         if alive:
-            _meets(ax, middle, store[0] + 1.6 + (middle - WIDTH / 2) * 0.4)
+            end = store[0] + 1.6 + (middle - WIDTH / 2) * 0.4
+            arrow(ax, (middle, 2.17), (end, 3.33), colour=SHARED, both_ways=True)
         for local in range(ranks_per_node):
             _rank(ax, x, width, local, ranks_per_node, first_rank + local if alive else None)
         first_rank += ranks_per_node if alive else 0
@@ -156,10 +134,6 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     else:
         label(ax, 0.15, 3.6, f"world size {first_rank}", bold=True, align="left")
     return figure
-
-
-def _meets(ax: Axes, x: float, at: float) -> None:
-    arrow(ax, (x, 2.17), (at, 3.33), colour=SHARED, both_ways=True)
 
 
 def _rank(ax: Axes, x: float, width: float, local: int, count: int, rank: int | None) -> None:

@@ -1,8 +1,5 @@
 """What keeps replicas equal, and how do they part when it does not hold?
 
-Two pictures: a table of the three conditions, each with what was measured in some runs, and curves of how far the
-ranks are from each other and from one process, step by step.
-
 Read next: `buckets.py`.
 """
 
@@ -10,38 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    ALARM,
-    DPI,
-    HEADING,
-    INK,
-    LABEL,
-    MUTED,
-    PAPER,
-    RANK_COLOURS,
-    SMALL,
-    WIDTH,
-    box,
-    canvas,
-    label,
-    plain_axes,
-    rank_colour,
-)
+from ddp_course.draw.charts import legend, name_axes, page, plain_axes
+from ddp_course.draw.shapes import box, canvas, label
+from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, RANK_COLOURS, WIDTH, rank_colour
 
 CONDITIONS = ("same start", "same gradient", "same step", "same replicas")
 STYLES = ("-", "--", "-.", ":")
 
 
 def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = CONDITIONS) -> Figure:
-    """One row a run, one column a condition: by how much the ranks differ there, or "equal" if by nothing.
+    """One row a run, one column a condition: the largest difference between ranks there, or "equal" if it is 0.
 
-    Args:
-        runs: by name, the largest difference between ranks in each column.
-        columns: what the conditions are called; the last one is the outcome of the others.
+    The last column is the outcome of the others.
     """
     row, top = 0.62, 0.62
     height = top + row * len(runs) + 0.1
@@ -69,10 +49,9 @@ def drift(apart: Mapping[str, Sequence[float]], off: Mapping[str, Sequence[float
     The axes are logarithmic; what is exactly 0 lies on the lowest line.
 
     Args:
-        apart: by run, the largest difference between two ranks after each step.
-        off: by run, the largest difference between rank 0 and the one process.
+        apart, off: by run, the largest difference of two ranks, and of rank 0 and the one process, after each step.
     """
-    figure = plt.figure(figsize=(WIDTH, 3.9), dpi=DPI, facecolor=PAPER, layout="constrained")
+    figure = page(3.9)
     left, right = figure.subplots(1, 2, sharey=True)
     positive = [value for curves in (apart, off) for curve in curves.values() for value in curve if value > 0]
     floor = min(positive, default=1.0) / 100
@@ -82,9 +61,9 @@ def drift(apart: Mapping[str, Sequence[float]], off: Mapping[str, Sequence[float
             colour, style = RANK_COLOURS[number % len(RANK_COLOURS)], STYLES[number % len(STYLES)]
             ax.plot(range(1, len(curve) + 1), shown, color=colour, linestyle=style, linewidth=2.0, label=run)
         _difference_axes(ax, title, floor)
-    left.set_ylabel("largest difference of a weight", color=MUTED, fontsize=LABEL)
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=SMALL)
+    name_axes(left, up="largest difference of a weight")
+    handles, _ = left.get_legend_handles_labels()
+    legend(figure, handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -95,6 +74,6 @@ def _difference_axes(ax: Axes, title: str, floor: float) -> None:
     ax.set_yticks([floor, *(10.0**exponent for exponent in ticks)], ["0", *(f"1e{exponent}" for exponent in ticks)])
     ax.minorticks_off()
     ax.set_title(title, color=INK, fontsize=HEADING)
-    ax.set_xlabel("step", color=MUTED, fontsize=LABEL)
+    name_axes(ax, "step")
     ax.xaxis.get_major_locator().set_params(integer=True)
     plain_axes(ax)

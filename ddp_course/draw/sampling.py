@@ -1,8 +1,5 @@
 """Which sample goes to which rank, and how does a formula shuffle?
 
-Three pictures: the indices of every rank side by side, with those marked that were given out before; orders as dots,
-position against sample; and the grid on which a Feistel round moves numbers within their column or row.
-
 Read next: `parallel/`.
 """
 
@@ -10,29 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.style import (
-    ALARM,
-    DPI,
-    HEADING,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    SMALL,
-    WIDTH,
-    box,
-    canvas,
-    label,
-    plain_axes,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.charts import name_axes, page, plain_axes
+from ddp_course.draw.shapes import box, canvas, label
+from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH, rank_colour, tint
 
 
 def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
@@ -85,19 +66,15 @@ def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> st
 
 
 def orders(samples: Mapping[str, Sequence[int]]) -> Figure:
-    """One panel per order: a dot for each position, at the height of the sample that stands there.
-
-    Args:
-        samples: for each order, by its title, the sample at each position.
-    """
-    figure = plt.figure(figsize=(WIDTH, WIDTH / len(samples) + 0.4), dpi=DPI, facecolor=PAPER, layout="constrained")
+    """One panel per order, by its title: a dot for each position, at the height of the sample that stands there."""
+    figure = page(WIDTH / len(samples) + 0.4)
     for ax, (title, found) in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples.items(), strict=True):
         plain_axes(ax)
         ax.scatter(range(len(found)), found, s=max(1.0, 900 / len(found)), color=rank_colour(0), linewidths=0)
         ax.set_title(title, color=INK, fontsize=HEADING)
-        ax.set_xlabel("position", color=MUTED, fontsize=LABEL)
+        name_axes(ax, "position")
         ax.set_box_aspect(1)
-    figure.axes[0].set_ylabel("sample", color=MUTED, fontsize=LABEL)
+    name_axes(figure.axes[0], up="sample")
     return figure
 
 
@@ -112,13 +89,13 @@ def halves(stages: Mapping[str, Sequence[int]], low_bits: int) -> Figure:
     Raises:
         ValueError: two numbers are in the same place, which no picture could show.
     """
-    figure = plt.figure(figsize=(WIDTH, WIDTH / len(stages) + 0.75), dpi=DPI, facecolor=PAPER, layout="constrained")
+    figure = page(WIDTH / len(stages) + 0.75)
     for ax, (title, places) in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages.items(), strict=True):
         if len(set(places)) < len(places):
             raise ValueError(f"{title}: two numbers are in the same place")
         _grid(ax, places, 2**low_bits)
         ax.set_title(title, color=INK, fontsize=LABEL)
-    figure.axes[0].set_ylabel("high half", color=MUTED, fontsize=LABEL)
+    name_axes(figure.axes[0], up="high half")
     return figure
 
 
@@ -131,6 +108,6 @@ def _grid(ax: Axes, places: Sequence[int], columns: int) -> None:
         ax.text(low, high, str(number), ha="center", va="center", fontsize=LABEL, color=INK)
     ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xticks=range(columns), yticks=range(rows))
     ax.set_aspect("equal")
-    ax.set_xlabel("low half", color=MUTED, fontsize=LABEL)
+    name_axes(ax, "low half")
     ax.spines[:].set_visible(False)
     ax.tick_params(colors=LINE, labelsize=SMALL, length=0)

@@ -1,8 +1,5 @@
 """What did more ranks bring, what is a step made of, and what does a message cost?
 
-Three pictures of measurements: throughput and efficiency with their intervals as a band, the parts of a step as
-stacked bars, and the times of a collective with the line that was fitted and what the line leaves over.
-
 Read next: `levers.py`.
 """
 
@@ -10,26 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from ddp_course.draw.buckets import size_text
-from ddp_course.draw.style import (
-    ALARM,
-    DPI,
-    HEADING,
-    INK,
-    LABEL,
-    LINE,
-    MUTED,
-    PAPER,
-    SMALL,
-    WIDTH,
-    plain_axes,
-    rank_colour,
-    tint,
-)
+from ddp_course.draw.charts import legend, legend_beside, name_axes, page, plain_axes
+from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, SMALL, rank_colour, tint
 from ddp_course.scaling.collective_cost import CollectiveCost
 from ddp_course.scaling.efficiency import PARTS, Scaling
 
@@ -39,21 +22,21 @@ PART_COLOURS = dict(zip(PARTS, ("#8f8b00", "#56b4e9", "#0072b2", ALARM, "#009e73
 
 def scaling_curve(scaling: Scaling) -> Figure:
     """Rows a second and efficiency over the number of ranks, each with its 95 % band, beside what was to be had."""
-    figure = _page(3.3)
+    figure = page(3.3)
     _curve(figure, scaling)
     return figure
 
 
 def step_split(scaling: Scaling) -> Figure:
     """The parts of a step as stacked bars, one bar for each number of ranks; a bar's height is the step."""
-    figure = _page(3.3)
+    figure = page(3.3)
     _split(figure, scaling)
     return figure
 
 
 def collective_fit(cost: CollectiveCost) -> Figure:
     """Measured times of a collective over its sizes with the fitted line, and below what the line leaves over."""
-    figure = _page(4.2)
+    figure = page(4.2)
     _fit(figure, cost)
     return figure
 
@@ -61,17 +44,13 @@ def collective_fit(cost: CollectiveCost) -> Figure:
 def scaling_report(scaling: Scaling, costs: Sequence[CollectiveCost] = ()) -> Figure:
     """All of a measurement on one page: curve, split, and the fit of each collective."""
     heights = [3.3, 3.3, *[4.2] * len(costs)]
-    figure = _page(sum(heights))
+    figure = page(sum(heights))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights)
     _curve(parts[0], scaling)
     _split(parts[1], scaling)
     for part, cost in zip(parts[2:], costs, strict=True):
         _fit(part, cost)
     return figure
-
-
-def _page(height: float) -> Figure:
-    return plt.figure(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER, layout="constrained")
 
 
 def _curve(page: Figure | SubFigure, scaling: Scaling) -> None:
@@ -83,7 +62,7 @@ def _curve(page: Figure | SubFigure, scaling: Scaling) -> None:
     _band(left, sizes, rates, 1.0, "measured")
     _frame(left, "ranks", "rows a second", sizes)
     left.set_ylim(0, 1.35 * max(*ideal, *(rate.value for rate in rates)))  # room for the legend
-    left.legend(frameon=False, fontsize=SMALL, loc="upper left")
+    legend(left, loc="upper left")
     right.axhline(100, color=LINE, linestyle="--", linewidth=1.4)
     _band(right, sizes, [scaling.efficiency(size) for size in sizes], 100.0, "efficiency")
     _frame(right, "ranks", f"{scaling.mode} scaling efficiency (%)", sizes)
@@ -94,10 +73,7 @@ def _curve(page: Figure | SubFigure, scaling: Scaling) -> None:
 def _band(ax: Axes, sizes: list[int], intervals: list, factor: float, name: str) -> None:
     values, lows, highs = ([factor * getattr(i, end) for i in intervals] for end in ("value", "low", "high"))
     ax.fill_between(sizes, lows, highs, color=tint(rank_colour(0), 0.25), label="95 % interval")
-    errors = [
-        [v - low for v, low in zip(values, lows, strict=True)],
-        [h - v for v, h in zip(values, highs, strict=True)],
-    ]
+    errors = [[high - low for high, low in zip(*ends, strict=True)] for ends in ((values, lows), (highs, values))]
     ax.errorbar(sizes, values, errors, color=rank_colour(0), marker="o", markersize=5, capsize=4, label=name)
 
 
@@ -119,7 +95,7 @@ def _split(page: Figure | SubFigure, scaling: Scaling) -> None:
     ax.set_ylim(0, 1.12 * max(below))
     ax.set_xlim(-0.5, len(places) - 0.5)
     handles, names = ax.get_legend_handles_labels()  # in the order in which they lie on each other
-    ax.legend(handles[::-1], names[::-1], frameon=False, fontsize=SMALL, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    legend_beside(ax, handles=handles[::-1], labels=names[::-1])
     ax.set_title(_titled(scaling), color=INK, fontsize=LABEL)
 
 
@@ -134,16 +110,16 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
         top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=f"half is latency: {size_text(cost.half_bytes)}")
     top.set(xscale="log", yscale="log")
     plain_axes(top)
-    top.set_ylabel("microseconds", color=MUTED, fontsize=LABEL)
-    top.legend(frameon=False, fontsize=SMALL, loc="upper left")
+    name_axes(top, up="microseconds")
+    legend(top, loc="upper left")
     shown = f"alpha {1e6 * cost.alpha_s:.0f} us, bus bandwidth up to {cost.peak_bus_bytes_per_s / 1e9:.2f} GB/s"
     top.set_title(f"{cost.op}, {cost.world_size} ranks: {shown}", color=INK, fontsize=HEADING)
     bottom.axhline(0, color=INK, linewidth=1.4)
-    bottom.vlines(cost.sizes, 0, [100 * left for left in cost.residuals], color=rank_colour(0), linewidth=1.4)
-    bottom.plot(cost.sizes, [100 * left for left in cost.residuals], "o", color=rank_colour(0), markersize=5)
+    above = [100 * left for left in cost.residuals]
+    bottom.vlines(cost.sizes, 0, above, color=rank_colour(0), linewidth=1.4)
+    bottom.plot(cost.sizes, above, "o", color=rank_colour(0), markersize=5)
     plain_axes(bottom)
-    bottom.set_xlabel("bytes", color=MUTED, fontsize=LABEL)
-    bottom.set_ylabel("above fit (%)", color=MUTED, fontsize=LABEL)
+    name_axes(bottom, "bytes", "above fit (%)")
 
 
 def _titled(scaling: Scaling) -> str:
@@ -154,5 +130,4 @@ def _titled(scaling: Scaling) -> str:
 def _frame(ax: Axes, across: str, up: str, ticks: list[int], names: list[str] | None = None) -> None:
     plain_axes(ax)
     ax.set_xticks(ticks, names or [str(tick) for tick in ticks])
-    ax.set_xlabel(across, color=MUTED, fontsize=LABEL)
-    ax.set_ylabel(up, color=MUTED, fontsize=LABEL)
+    name_axes(ax, across, up)

@@ -1,8 +1,5 @@
 """How do the ranks' rows become one mean and one variance, and how noisy are those of a small batch?
 
-Two pictures: the way from each rank's rows over its three numbers to the common ones, and the spread of local
-statistics against the size of the local batch.
-
 Read next: `metrics.py`.
 """
 
@@ -12,23 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    HEADING,
-    INK,
-    LABEL,
-    MUTED,
-    RANK_COLOURS,
-    SHARED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    number,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, legend, name_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.style import HEADING, INK, LABEL, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 STYLES = ("o-", "s--", "^:", "D-.")
 
@@ -66,13 +49,7 @@ def combined_statistics(
 
 
 def statistics_noise(sizes: Sequence[int], spread: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
-    """How far local statistics lie from those of the whole, for local batches of several sizes.
-
-    Args:
-        sizes: rows in the local batch.
-        spread: by name of the statistic, its measured spread at each size.
-        ylabel: what the spread is.
-    """
+    """How far local statistics lie from those of the whole, by name, for local batches of several sizes in rows."""
     figure, ax = chart(3.1)
     for place, (name, values) in enumerate(spread.items()):
         ax.plot(sizes, values, STYLES[place % len(STYLES)], color=RANK_COLOURS[place], linewidth=2, label=name)
@@ -81,7 +58,6 @@ def statistics_noise(sizes: Sequence[int], spread: Mapping[str, Sequence[float]]
     ax.minorticks_off()
     ax.set_ylim(0, None)
     ax.set_title("local statistics", color=INK, fontsize=HEADING)
-    ax.set_xlabel("rows in the local batch", color=MUTED, fontsize=LABEL)
-    ax.set_ylabel(ylabel, color=MUTED, fontsize=LABEL)
-    ax.legend(frameon=False, fontsize=SMALL)
+    name_axes(ax, "rows in the local batch", ylabel)
+    legend(ax)
     return figure

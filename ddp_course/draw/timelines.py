@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from ddp_course.draw.buckets import size_text
-from ddp_course.draw.style import INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, chart, label, rank_colour, tint
+from ddp_course.draw.clock import STRENGTH, bar, beside, clock, legend_below, shade
+from ddp_course.draw.shapes import label
+from ddp_course.draw.style import INK, LABEL, LINE, PAPER, SHARED, SMALL, rank_colour, tint
 from ddp_course.scaling.spans import TALKING, Span, merge_ranks, rows_of
 
 ROW_INCHES = 0.27
 MOST_ROWS = 18  # of labelled all-reduces, all ranks together; more are packed, without labels
 LEAST_PACKED = 3  # rows for those; gloo's two threads need two
 BAR = 0.74  # of a row's height
-STRENGTH = {"forward": 0.3, "backward": 0.85, "optimizer": 0.55}
 LETTER_INCHES = 0.078  # the width of a letter of the small size, generously
 
 
@@ -33,7 +34,6 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
 
     Args:
         spans_by_rank: as `record_trace` returned them.
-        title: written above.
     Raises:
         ValueError: there is no span.
     """
@@ -44,27 +44,15 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
     ms_per_letter = longest_ms * LETTER_INCHES / 5.6  # about 5.6 inches are left for the bars
     blocks = [_rows(spans, MOST_ROWS // len(ranks)) for spans in ranks]
     inches = ROW_INCHES * sum(len(rows) + 1.5 for rows, _ in blocks)
-    figure, ax = _page(inches)
+    figure, ax = clock(inches, left=1.15, above=0.3)
     top, right = 0.0, longest_ms
     for rank, (spans, (rows, labelled)) in enumerate(zip(ranks, blocks, strict=True)):
         right = max(right, _block(ax, rank, spans, rows, top, ms_per_letter if labelled else None))
         top += len(rows) + 1.5
     ax.set(xlim=(0, right * 1.01), ylim=(top - 0.4, -0.2), yticks=[], title=title)
     ax.title.set(fontsize=LABEL, color=INK)
-    ax.spines["left"].set_visible(False)
-    ax.set_xlabel("ms", color=MUTED, fontsize=SMALL)
     _legend(ax, inches, {span.lane for spans in ranks for span in spans})
     return figure
-
-
-def _page(inches: float) -> tuple[Figure, Axes]:
-    """Axes `inches` high, with fixed margins: left for names, below for the legend, above for the title."""
-    left, below, above = 1.15, 0.8, 0.3
-    height = inches + below + above
-    figure, ax = chart(height)
-    figure.set_layout_engine("none")
-    ax.set_position((left / WIDTH, below / height, 1 - (left + 0.15) / WIDTH, inches / height))
-    return figure, ax
 
 
 def _rows(spans: Sequence[Span], most: int) -> tuple[list[list[Span]], bool]:
@@ -88,16 +76,16 @@ def _block(
     ax: Axes, rank: int, spans: Sequence[Span], rows: list[list[Span]], top: float, ms_per_letter: float | None
 ) -> float:
     """Draw one rank and return where its last label ends, in milliseconds."""
-    _beside(ax, top, f"rank {rank}", bold=True)
+    beside(ax, top + 0.5, f"rank {rank}", bold=True)
     for span in spans:
         if span.lane not in TALKING:
-            _bar(ax, span, top, **_look(span, rank))
+            bar(ax, span, top, BAR, linewidth=0.9, **_look(span, rank))
     talk = sorted((s for row in rows for s in row), key=lambda s: s.start_s)
     numbers = {id(s): n for n, s in enumerate(s for s in talk if s.lane == "all-reduce")}
     right = 0.0
     for place, row in enumerate(rows):
         for span in row:
-            _bar(ax, span, top + 1 + place, facecolor=tint(SHARED, 0.55), edgecolor=SHARED)
+            bar(ax, span, top + 1 + place, BAR, linewidth=0.9, facecolor=tint(SHARED, 0.55), edgecolor=SHARED)
             note = _note(numbers.get(id(span), 0), span)
             if ms_per_letter:
                 end = span.end_s * 1000 + ms_per_letter
@@ -105,7 +93,7 @@ def _block(
                 placed.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})  # above the dashed line
                 right = max(right, end + ms_per_letter * len(note))
     if rows:
-        _beside(ax, top + 1, "all-reduce" if len(talk) == 1 else f"{len(talk)} all-reduces")
+        beside(ax, top + 1.5, "all-reduce" if len(talk) == 1 else f"{len(talk)} all-reduces")
     ready = max((s.end_s * 1000 for s in spans if s.lane == "backward"), default=None)
     if ready is not None:
         ax.plot([ready, ready], [top, top + 1 + len(rows)], color=INK, linewidth=1.1, linestyle="--", zorder=4)
@@ -118,33 +106,12 @@ def _look(span: Span, rank: int) -> dict:
     return {"facecolor": tint(rank_colour(rank), STRENGTH[span.lane]), "edgecolor": "none"}
 
 
-def _bar(ax: Axes, span: Span, row: float, **look: object) -> None:
-    start, width = span.start_s * 1000, (span.end_s - span.start_s) * 1000
-    ax.add_patch(Rectangle((start, row + (1 - BAR) / 2), width, BAR, linewidth=0.9, zorder=3, **look))
-
-
-def _beside(ax: Axes, row: float, text: str, bold: bool = False) -> None:
-    """Write at the left of a row, outside the axes."""
-    placed = label(ax, -0.01, row + 0.5, text, size=SMALL, bold=bold, align="right")
-    placed.set_transform(ax.get_yaxis_transform())
-
-
 def _legend(ax: Axes, inches: float, lanes: set[str]) -> None:
-    """What the shades mean, in the first rank's colour; only what the picture has."""
-    colour = rank_colour(0)
-    marks = {lane: Patch(facecolor=tint(colour, strength), label=lane) for lane, strength in STRENGTH.items()}
+    """Only what the picture has."""
+    marks = {lane: shade(lane) for lane in STRENGTH}
     marks["waiting"] = Patch(facecolor=PAPER, edgecolor=LINE, linestyle=":", label="waits")
     marks["all-reduce"] = Patch(facecolor=tint(SHARED, 0.55), edgecolor=SHARED, label="all-reduce")
     handles = [mark for lane, mark in marks.items() if lane in lanes]
     if "backward" in lanes:
         handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="last gradient ready"))
-    ax.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.43, -0.42 / inches),  # below the axis' own label
-        ncols=max(1, len(handles)),
-        frameon=False,
-        fontsize=SMALL - 1,
-        handlelength=1.4,
-        columnspacing=1.2,
-    )
+    legend_below(ax, handles, 0.43, inches)

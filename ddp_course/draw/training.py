@@ -1,8 +1,5 @@
 """What does a data parallel step do, what does each rank see, and what is the loss over all ranks?
 
-Pictures of training: the step, each rank's shard of the images, the losses. Each function takes the data it
-shows and returns a matplotlib `Figure`.
-
 Read next: `overview.py`, the picture of the README.
 """
 
@@ -14,20 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import (
-    INK,
-    LABEL,
-    MUTED,
-    SMALL,
-    WIDTH,
-    arrow,
-    box,
-    canvas,
-    chart,
-    label,
-    number,
-    rank_colour,
-)
+from ddp_course.draw.charts import chart, legend, name_axes
+from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.style import INK, MUTED, SMALL, WIDTH, rank_colour
 
 
 def data_parallel_step(
@@ -37,15 +23,7 @@ def data_parallel_step(
     averaged: Sequence[float],
     after: Sequence[float],
 ) -> Figure:
-    """One training step on every rank: same weight, own shard, own gradient, mean, same weight.
-
-    Args:
-        before: the weight of each rank before the step.
-        shards: what each rank trains on, as the picture shall write it.
-        gradients: each rank's own gradient.
-        averaged: each rank's gradient after the all_reduce.
-        after: the weight of each rank after the step.
-    """
+    """One training step: same weight, own shard, own gradient, mean, same weight; each argument by rank."""
     figure, ax = canvas(4.3)
     left, world_size = 2.1, len(before)
     column = (WIDTH - left + 0.1) / world_size
@@ -80,8 +58,7 @@ def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indice
 
     Args:
         images: by rank, an array of shape (images, height, width).
-        labels: by rank, the class of each image.
-        indices: by rank, the place of each image in the dataset.
+        labels, indices: by rank, the class of each image and its place in the dataset.
     """
     world_size, count, row = len(images), len(images[0]), 1.2
     height = row * world_size + 0.08
@@ -110,8 +87,7 @@ def losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str 
     """The loss of each rank, thin, and the mean over the ranks, thick.
 
     Args:
-        by_rank: for each rank, its own loss at each point.
-        mean: the mean over ranks at each point, as the ranks reduced it.
+        by_rank, mean: at each point; the mean as the ranks reduced it.
         unit: what the points are: "epoch", "step".
     """
     figure, ax = chart(3.0)
@@ -126,10 +102,9 @@ def plot_losses(ax: Axes, by_rank: Sequence[Sequence[float]], mean: Sequence[flo
         colour = rank_colour(rank)
         ax.plot(points, mine, color=colour, linewidth=1.3, marker="o", markersize=3.5, label=f"rank {rank}")
     ax.plot(points, mean, color=INK, linewidth=2.4, label="mean over ranks", zorder=1)
-    ax.set_xlabel(unit, color=MUTED, fontsize=LABEL)
-    ax.set_ylabel("training loss", color=MUTED, fontsize=LABEL)
+    name_axes(ax, unit, "training loss")
     ax.set_yscale("log")  # late losses are small, and there the ranks differ most
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("")
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(frameon=False, fontsize=SMALL)
+    legend(ax)

@@ -5,6 +5,7 @@ import pytest
 from ddp_course import draw
 from ddp_course.beyond.plan import plan
 from ddp_course.beyond.schedules import timetable
+from ddp_course.draw.beyond import _held
 
 PARTS = ("parameters", "gradients", "state", "activations", "buckets", "temporary")
 
@@ -13,7 +14,7 @@ def parts(*sizes):
     return dict(zip(PARTS, sizes, strict=True))
 
 
-def test_texts_are_readable():
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     answer = plan(7e9, 8, "80GB")
     rows = [(option.name, option.memory.parts()) for option in answer.options]
     history = [("", 10), *[("forward", 20 + i) for i in range(9)], *[("backward", 40 - i) for i in range(9)]]
@@ -24,8 +25,7 @@ def test_texts_are_readable():
         draw.pipeline_passes({"GPipe": timetable("gpipe", 4, 6), "1F1B": timetable("1f1b", 4, 6)}),
         draw.decision(),
     ]
-    for figure in figures:
-        assert draw.text_problems(figure) == []
+    readable(figures)
 
 
 def test_bars_add_up_and_the_limit_and_the_measured_marks_are_where_they_belong():
@@ -49,10 +49,7 @@ def test_the_bubble_is_what_is_left_white():
 
 
 def test_rank_0_holds_a_quarter_under_fsdp_and_all_under_ddp():
-    from ddp_course.draw.beyond import _held
+    def held(strategy, kind):
+        return sum(_held(strategy, kind, layer, part) for layer in range(4) for part in range(4))
 
-    held = {
-        s: sum(_held(s, "state", layer, part) for layer in range(4) for part in range(4)) for s in ("DDP", "ZeRO-1")
-    }
-    assert held == {"DDP": 16, "ZeRO-1": 4}
-    assert sum(_held("ZeRO-3 (FSDP)", "parameters", layer, part) for layer in range(4) for part in range(4)) == 4
+    assert (held("DDP", "state"), held("ZeRO-1", "state"), held("ZeRO-3 (FSDP)", "parameters")) == (16, 4, 4)

@@ -1,17 +1,12 @@
 """Do the pictures of bucketing show the plan and the sweep that they were given?"""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
-from ddp_course.draw.style import text_problems, texts_of
+from ddp_course.draw.readable import text_problems, texts_of
 
 
 @dataclass
@@ -19,12 +14,6 @@ class Plan:
     names: list[str]
     numels: list[int]
     dtype: torch.dtype = torch.float32
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 PLANS = [

@@ -1,10 +1,5 @@
 """Do the pictures of lessons 01 and 02 show the numbers they were given, and stay readable?"""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pytest
 
 from ddp_course import draw
@@ -20,12 +15,6 @@ TRAFFIC = {
 }
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 def pictures():
     yield shard_gradients([5, 5, 2], [-0.12345, 0.2, 0.01], 0.5)
     for world_size in (1, 2, 4):
@@ -37,12 +26,8 @@ def pictures():
     yield quantities({"one": 1.0, "threads, with a long name": 1234.5}, "ms")
 
 
-def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
-    for number, figure in enumerate(pictures()):
-        assert draw.text_problems(figure) == [], draw.texts_of(figure)
-        path = tmp_path / f"{number}.png"
-        figure.savefig(path, dpi=figure.dpi)
-        assert path.stat().st_size < 80_000 and figure.get_figwidth() * figure.dpi <= 800
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
+    readable(pictures(), most_bytes=80_000)
 
 
 def test_shards_are_as_wide_as_their_rows_and_a_wrong_mean_is_called_wrong():

@@ -1,20 +1,7 @@
 """Do the pictures of lesson 09 show the numbers they were given, and stay readable?"""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-import pytest
-
 from ddp_course import draw
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 def pictures():
@@ -28,12 +15,8 @@ def pictures():
     yield mean_weights([0.3, 0.2], [2, 3], part="rank", rank=1)
 
 
-def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
-    for number, figure in enumerate(pictures()):
-        assert draw.text_problems(figure) == [], draw.texts_of(figure)
-        path = tmp_path / f"{number}.png"
-        figure.savefig(path, dpi=figure.dpi)
-        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
+    readable(pictures())
 
 
 def test_mean_weights_draws_parts_as_wide_as_their_rows_and_then_all_alike():

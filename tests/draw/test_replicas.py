@@ -1,34 +1,18 @@
 """Do the pictures of lesson 06 show the numbers they were given, and stay readable?"""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pytest
 
 from ddp_course import draw
 from ddp_course.draw.replicas import conditions, drift
 
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 RUNS = {"as it should be": [0.0, 0.0, 0.0, 0.0], "another seed each": [0.24999, 0.0, 0.0, 0.25]}
 
 
-def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     many = {f"a run with a name {number}": [1.2345e-17, 0.0, 123.0, 0.0] for number in range(6)}
     curves = {name: [0.0, 1e-16, 0.3, 200.0] for name in many}
     pictures = conditions(RUNS), conditions(many), drift(curves, curves), drift({"equal": [0.0]}, {"equal": [0.0]})
-    for number, figure in enumerate(pictures):
-        assert draw.text_problems(figure) == [], draw.texts_of(figure)
-        path = tmp_path / f"{number}.png"
-        figure.savefig(path, dpi=figure.dpi)
-        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+    readable(pictures)
 
 
 def test_only_an_exact_zero_is_called_equal():

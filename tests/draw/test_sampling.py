@@ -1,22 +1,12 @@
 """Do the pictures of lesson 05 show the indices they were given, and stay readable?"""
 
 import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pytest
 
 from ddp_course import draw
 from ddp_course.data.sampler import ShardSampler
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.style import ALARM, rank_colour
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 def shards(length, world_size, **settings):
@@ -36,12 +26,8 @@ def pictures():
     yield halves({f"round {n}": range(16) for n in range(4)}, 2)
 
 
-def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
-    for number, figure in enumerate(pictures()):
-        assert draw.text_problems(figure) == [], draw.texts_of(figure)
-        path = tmp_path / f"{number}.png"
-        figure.savefig(path, dpi=figure.dpi)
-        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
+    readable(pictures())
 
 
 def test_dealt_shows_every_index_and_marks_the_second_time():

@@ -1,10 +1,5 @@
 """Do the pictures of measured scaling show the numbers they were given, and stay readable?"""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import pytest
 
 from ddp_course import draw
@@ -29,14 +24,8 @@ SCALING = Scaling(
 COST = fit_link("all_reduce", SIZES, [(60e-6 + size / 1e9) * (1 + 0.1 * (-1) ** i) for i, size in enumerate(SIZES)], 2)
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.mark.slow
-def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     pictures = (
         draw.scaling_curve(SCALING),
         draw.step_split(SCALING),
@@ -44,11 +33,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
         draw.scaling_report(SCALING, [COST, COST]),
         draw.scaling_report(SCALING),
     )
-    for place, figure in enumerate(pictures):
-        assert draw.text_problems(figure) == [], draw.texts_of(figure)
-        path = tmp_path / f"{place}.png"
-        figure.savefig(path, dpi=figure.dpi)
-        assert path.stat().st_size < 250_000 and figure.get_figwidth() * figure.dpi <= 800
+    readable(pictures, most_bytes=250_000)
 
 
 def test_the_curve_and_its_band():

@@ -1,12 +1,5 @@
 """Do the pictures of lesson 08 show the numbers they were given, and stay readable?"""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-import pytest
-
 from ddp_course import draw
 from ddp_course.draw.statistics import combined_statistics, statistics_noise
 
@@ -15,13 +8,7 @@ LOCAL = [(2.0, 2.0, 3), (10.125, 0.0, 1), (0.0, 0.0, 0)]
 WHOLE = (4.03125, 12.876, 4)
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
-def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
+def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     many = [[-123.456] * 9] * 4
     pictures = (
         combined_statistics(ROWS, LOCAL, WHOLE),
@@ -29,11 +16,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(tmp_path):
         combined_statistics([[1.0]], [(1.0, 0.0, 1)], (1.0, 0.0, 1)),
         statistics_noise([2, 4, 8], {"mean": [0.7, 0.5, 0.3], "variance": [1.4, 0.9, 0.5]}, "spread"),
     )
-    for place, figure in enumerate(pictures):
-        assert draw.text_problems(figure) == [], draw.texts_of(figure)
-        path = tmp_path / f"{place}.png"
-        figure.savefig(path, dpi=figure.dpi)
-        assert path.stat().st_size < 60_000 and figure.get_figwidth() * figure.dpi <= 800
+    readable(pictures)
 
 
 def test_every_number_is_in_the_picture():

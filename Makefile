@@ -16,7 +16,7 @@ ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 # and each would compile Jupyter, scikit-learn and the course anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# For pytest: FLAGS="-n 3" runs three files at a time.
+# For pytest: FLAGS="-n 3" runs three files at a time, which needs more than two cores to be of use.
 FLAGS ?=
 
 .DEFAULT_GOAL := help
@@ -51,7 +51,7 @@ test: env lint  ## Run every check: lint, tests, the stored outputs of every les
 	$(ACTIVATED) $(BIN)/python -m pytest $(FLAGS) --nbval tests notebooks
 
 check: env lint  ## Run the fast half of the checks.
-	$(ACTIVATED) $(BIN)/python -m pytest -q -n 2 $(FLAGS) -m "not slow and not gpu and not cluster" tests
+	$(ACTIVATED) $(BIN)/python -m pytest -q $(FLAGS) -m "not slow and not gpu and not cluster" tests
 
 lint: env
 	$(BIN)/ruff check --quiet .

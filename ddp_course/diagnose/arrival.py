@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -44,14 +44,6 @@ class Clock:
         return max(0.0, self.limit_s - self.passed())
 
 
-@dataclass(frozen=True)
-class Own:
-    """Where this machine is on the network that leads to HOST."""
-
-    address: str  # that gloo will announce
-    interface: str  # "" if the system does not tell
-
-
 def find(rendezvous: str) -> tuple[str, int]:
     """Return the numeric address and the port that HOST:PORT stands for."""
     host, _, port = rendezvous.rpartition(":")
@@ -70,8 +62,8 @@ def find(rendezvous: str) -> tuple[str, int]:
     return address, int(port)
 
 
-def own_place(address: str) -> Own:
-    """Return the own address and interface for the meeting.
+def own_place(address: str) -> tuple[str, str]:
+    """Return the own address for the meeting, which gloo will announce, and its interface, "" if none is known.
 
     What the user told gloo goes first, as it would in training; else it is the way that leads to HOST.
     """
@@ -79,11 +71,10 @@ def own_place(address: str) -> Own:
     if names := network.gloo_names(os.environ):
         told = network.gloo_address(os.environ, there, ())
         if told is None:
-            found = f"GLOO_SOCKET_IFNAME={names[0]}, which has no address here; found " + ", ".join(
-                each.name for each in there if each.addresses
-            )
+            usable = ", ".join(each.name for each in there if each.addresses)
+            found = f"GLOO_SOCKET_IFNAME={names[0]}, which has no address here; found {usable}"
             raise Problem("interface", found, "unset GLOO_SOCKET_IFNAME, or name one of those")
-        return Own(told, names[0])
+        return told, names[0]
     source = network.source_address(address)
     if source is None:
         cure = "see `ip route get` for this address; is the network up, and is the address right?"
@@ -91,7 +82,7 @@ def own_place(address: str) -> Own:
     interface = network.interface_of(source, there) or ""
     # Of several addresses on one interface gloo announces the first, whichever leads to HOST.
     announced = network.gloo_address({"GLOO_SOCKET_IFNAME": interface}, there, ()) if interface else source
-    return Own(announced or source, interface)
+    return announced or source, interface
 
 
 def open_or_call(rendezvous: str, address: str, port: int, world_size: int, clock: Clock) -> tuple[dist.Store, bool]:
@@ -141,7 +132,7 @@ def knock(rendezvous: str, address: str, port: int, clock: Clock) -> None:
         except OSError as error:
             last = pairs.words_for(error)
         time.sleep(min(POLL_S * 4, clock.left()))
-    there = ", ".join(f"{i.name} {a}" for i in network.interfaces() for a in i.addresses if network.is_routable(a))
+    there = ", ".join(map(" ".join, network.routable(network.interfaces())))
     cure = (
         f"run the same line on the machine that has {address}, and let its firewall open port {port}; this machine "
         f"({socket.gethostname()}) has {there or 'no address but loopback'}"

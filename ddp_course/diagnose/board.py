@@ -13,7 +13,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from typing import Any
 
 import torch.distributed as dist
 
@@ -25,10 +25,6 @@ from ddp_course.diagnose.verdict import Problem, Verdict
 GOODBYE_S = 1.5  # how long rank 0 stays to let the others hear
 
 
-def as_guests(text: str) -> list[Guest]:
-    return [Guest(**entry) for entry in json.loads(text)]
-
-
 class Board:
     """Notes in the store: JSON under a name."""
 
@@ -38,10 +34,10 @@ class Board:
     def post(self, name: str, value: object) -> None:
         self._ask(self.store.set, f"{PREFIX}/{name}", json.dumps(value))
 
-    def read(self, name: str) -> str | None:
+    def read(self, name: str) -> Any:
         """Return what was posted under `name`, or None if nothing was."""
         key = f"{PREFIX}/{name}"
-        return self._ask(self.store.get, key).decode() if self._ask(self.store.check, [key]) else None
+        return json.loads(self._ask(self.store.get, key)) if self._ask(self.store.check, [key]) else None
 
     def _ask(self, do: Callable, *arguments: object) -> object:
         try:
@@ -51,14 +47,14 @@ class Board:
                 "meeting", "rank 0, which opened the meeting, has left it", "read what it printed, and run all again"
             ) from None
 
-    def wait_for(self, name: str, understand: Callable[[str], object]) -> object:
+    def wait_for(self, name: str) -> Any:
         """Wait for what rank 0 decides: the next step, or the end."""
         while self.clock.left() > 0:
-            if (text := self.read("over")) is not None:
+            if (end := self.read("over")) is not None:
                 self._ask(self.store.add, f"{PREFIX}/left", 1)
-                raise Problem(**json.loads(text))
-            if (text := self.read(name)) is not None:
-                return understand(text)
+                raise Problem(**end)
+            if (value := self.read(name)) is not None:
+                return value
             time.sleep(POLL_S)
         if len(here := self._all_there("guest")) < self.world_size:  # this machine had less time than rank 0
             raise self._who_is_missing(here)
@@ -72,17 +68,16 @@ class Board:
         here = self._wait_for_all("guest", min(10.0, self.clock.limit_s / 3))
         if len(here) < self.world_size:
             raise self._who_is_missing(here)
-        guests = [Guest(**json.loads(here[rank])) for rank in range(self.world_size)]
-        self.post("guests", [asdict(guest) for guest in guests])
-        return guests
+        self.post("guests", [here[rank] for rank in range(self.world_size)])
+        return [Guest(**here[rank]) for rank in range(self.world_size)]
 
-    def _who_is_missing(self, here: dict[int, str]) -> Problem:
-        guests = {rank: Guest(**json.loads(text)) for rank, text in sorted(here.items())}
+    def _who_is_missing(self, here: dict[int, dict]) -> Problem:
+        guests = {rank: Guest(**told) for rank, told in here.items()}
         missing = [str(rank) for rank in range(self.world_size) if rank not in guests]
         found = f"{len(guests)} of {self.world_size} came within {self.clock.passed():.0f} s; missing: "
         found += f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        if (turned_away := self.read("turned away")) is not None:
-            found += f"; {json.loads(turned_away)}"
+        if turned_away := self.read("turned away"):
+            found += f"; {turned_away}"
         came = "; ".join(f"rank {rank} {guest.name}" for rank, guest in guests.items())
         cure = f"start the same line on each machine that is not among these: {came}; or give --timeout more"
         if 0 in guests and network.is_loopback(guests[0].address):
@@ -91,26 +86,26 @@ class Board:
 
     def gather_reached(self, guests: list[Guest]) -> None:
         """Collect what each rank could reach, and name whom nobody or somebody could not."""
-        texts = self._wait_for_all("reached", max(0.0, self.clock.left() - pairs.LIMIT_S - 2.0))
-        if gone := sorted(set(range(self.world_size)) - set(texts)):
+        reached = self._wait_for_all("reached", max(0.0, self.clock.left() - pairs.LIMIT_S - 2.0))
+        if gone := sorted(set(range(self.world_size)) - set(reached)):
             names = "; ".join(f"rank {rank} {guests[rank].name}" for rank in gone)
             cure = "read what it printed; start all with the same --timeout, or a larger one"
             raise Problem("pairs", f"came and then left or stopped answering: {names}", cure)
-        errors = {rank: {int(to): error for to, error in json.loads(text).items()} for rank, text in texts.items()}
+        errors = {rank: {int(to): error for to, error in told.items()} for rank, told in reached.items()}
         if found := pairs.blame(guests, errors):
             raise Problem("pairs", found, pairs.CURE)
         self.post("pairs", "all reached")
 
-    def _wait_for_all(self, name: str, keep_s: float) -> dict[int, str]:
+    def _wait_for_all(self, name: str, keep_s: float) -> dict[int, dict]:
         """Return what the ranks left under `name`, once all have, or when only `keep_s` seconds are left."""
         while len(found := self._all_there(name)) < self.world_size and self.clock.left() > keep_s:
             time.sleep(POLL_S)
         return found
 
-    def _all_there(self, name: str) -> dict[int, str]:
+    def _all_there(self, name: str) -> dict[int, dict]:
         """Return what the ranks have left under `name` so far."""
         found = {rank: self.read(f"{name}/{rank}") for rank in range(self.world_size)}
-        return {rank: text for rank, text in found.items() if text is not None}
+        return {rank: told for rank, told in found.items() if told is not None}
 
     def tell_all(self, verdict: Verdict) -> None:
         """Tell those who came how it ended, and give them a moment to hear it."""

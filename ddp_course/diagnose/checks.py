@@ -156,9 +156,8 @@ def whole(text: str | None, otherwise: int) -> int:
 def check_temp(facts: Facts) -> Verdict:
     if facts.temp_error:
         found = f"cannot write in {facts.temp_folder}: {facts.temp_error}"
-        return Verdict(
-            "temporary files", "problem", found, "free some space, or name another folder: export TMPDIR=..."
-        )
+        cure = "free some space, or name another folder: export TMPDIR=..."
+        return Verdict("temporary files", "problem", found, cure)
     return Verdict("temporary files", "ok", facts.temp_folder)
 
 
@@ -181,11 +180,11 @@ def build(version: str) -> str:
 
 def satisfies(version: str, requirement: str) -> bool:
     """Say whether `version` fits a requirement such as "torch>=2.14.0" or "torch (==2.11.0)"."""
-    for relation, wanted in re.findall(r"(==|>=)\s*([\d.]+)", requirement):
-        fits = release(version) == release(wanted) if relation == "==" else release(version) >= release(wanted)
-        if not fits:
-            return False
-    return True
+    found = release(version)
+    return all(
+        found == release(wanted) if relation == "==" else found >= release(wanted)
+        for relation, wanted in re.findall(r"(==|>=)\s*([\d.]+)", requirement)
+    )
 
 
 def reinstall(facts: Facts) -> str:

@@ -9,17 +9,11 @@ Left out on purpose: whether machines reach each other. No machine can tell that
 
 from __future__ import annotations
 
+from ddp_course.diagnose import network
 from ddp_course.diagnose.checks import whole
 from ddp_course.diagnose.facts import Facts
 from ddp_course.diagnose.gpu_links import farness
-from ddp_course.diagnose.network import (
-    gloo_address,
-    gloo_names,
-    interface_of,
-    is_loopback,
-    is_routable,
-    nccl_interfaces,
-)
+from ddp_course.diagnose.storage import MEMORY, NETWORK
 from ddp_course.diagnose.verdict import Verdict
 
 LITTLE_SPACE_BYTES = 2**30
@@ -51,46 +45,46 @@ def near_gpus(links: dict[tuple[int, int], str]) -> list[int]:
 def check_interfaces(facts: Facts) -> Verdict:
     """The interfaces, and those that gloo and NCCL would take."""
     name = "interfaces"
-    there = ", ".join(each.name for each in facts.interfaces if each.addresses) or "none"
-    good = next((i.name for i in facts.interfaces if i.up and any(map(is_routable, i.addresses))), "eth0")
+    with_address = [each.name for each in facts.interfaces if each.addresses]
+    there, routable = ", ".join(with_address) or "none", network.routable(facts.interfaces)
+    good = routable[0][0] if routable else "eth0"
     if not facts.interfaces:
         return Verdict(name, "ok", "unknown: this system does not list them")
-    for told in gloo_names(facts.environ):
-        if told not in {each.name for each in facts.interfaces if each.addresses}:
+    for told in network.gloo_names(facts.environ):
+        if told not in with_address:
             why = ": gloo wants whole names; prefixes, ^ and = are NCCL's" if told[0] in "^=" else ""
             found = f"GLOO_SOCKET_IFNAME={told}, which has no address here{why}; found {there}"
             return Verdict(name, "problem", found, f"export GLOO_SOCKET_IFNAME={good}")
-    chosen = nccl_interfaces(facts.environ, facts.interfaces)
+    up = [each.name for each in facts.interfaces if each.up and each.addresses]
+    chosen = network.nccl_interfaces(facts.environ, up)
     if "NCCL_SOCKET_IFNAME" in facts.environ and not chosen:
         found = f"NCCL_SOCKET_IFNAME={facts.environ['NCCL_SOCKET_IFNAME']} fits none of {there}"
         return Verdict(name, "problem", found, f"export NCCL_SOCKET_IFNAME={good}")
-    address = gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
-    gloo = f"gloo would take {interface_of(address, facts.interfaces)} ({address})"
-    shown = [f"{each.name} {a}" for each in facts.interfaces if each.up for a in each.addresses if is_routable(a)]
-    more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
-    shown = f"{', '.join(shown[:MOST_SHOWN]) or 'loopback alone'}{more}"
+    address = network.gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
+    gloo = f"gloo would take {network.interface_of(address, facts.interfaces)} ({address})"
+    more = f" and {len(routable) - MOST_SHOWN} more" if len(routable) > MOST_SHOWN else ""
+    shown = f"{', '.join(map(' '.join, routable[:MOST_SHOWN])) or 'loopback alone'}{more}"
     return Verdict(name, "ok", f"{shown}; {gloo}, NCCL {', '.join(chosen) or 'none'}")
 
 
 def check_host_name(facts: Facts) -> Verdict:
     """gloo announces the address of the own host name, unless it is told an interface."""
-    name, routable = "host name", [a for each in facts.interfaces if each.up for a in each.addresses if is_routable(a)]
+    name, routable = "host name", network.routable(facts.interfaces)
     resolved = f"{facts.host_name} is {' '.join(facts.host_addresses)}"
-    if gloo_names(facts.environ) or not routable:
+    if network.gloo_names(facts.environ) or not routable:
         why = "an interface was named" if routable else "this machine has no network"
         return Verdict(name, "ok", f"{resolved if facts.host_addresses else facts.host_name}; not needed, {why}")
-    good = interface_of(routable[0], facts.interfaces)
-    cure = f"export GLOO_SOCKET_IFNAME={good}, or mend /etc/hosts"
-    announced = gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
+    cure = f"export GLOO_SOCKET_IFNAME={routable[0][0]}, or mend /etc/hosts"
+    announced = network.gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
     if facts.host_error or not facts.host_addresses:
         trouble = f"{facts.host_name} resolves to nothing ({facts.host_error or 'no address'})"
-    elif not any(interface_of(address, facts.interfaces) for address in facts.host_addresses):
+    elif not any(network.interface_of(address, facts.interfaces) for address in facts.host_addresses):
         trouble = f"{resolved}, which no interface here has"
-    elif is_loopback(announced):
+    elif network.is_loopback(announced):
         trouble = resolved
     else:
         return Verdict(name, "ok", resolved)
-    if any(is_routable(address) for address in facts.master_addresses):  # the ranks will meet on several machines
+    if any(map(network.is_routable, facts.master_addresses)):  # the ranks will meet on several machines
         return Verdict(name, "warning", f"{trouble}: gloo would announce {announced} to other machines", cure)
     return Verdict(name, "ok", f"{trouble}: enough for one machine; before you use several: {cure}")
 
@@ -121,7 +115,7 @@ def check_checkpoints(facts: Facts) -> Verdict:
     name, found = "checkpoints", facts.storage
     if found is None:
         return Verdict(name, "ok", "not asked for: --checkpoint FOLDER tries one")
-    kind = f"{found.kind or 'unknown'}, {'shared over the network' if found.network else 'of this machine'}"
+    kind = f"{found.kind or 'unknown'}, {'shared over the network' if found.kind in NETWORK else 'of this machine'}"
     shown = f"{found.folder} ({kind}), {found.free_bytes / 2**30:,.1f} GiB free"
     if found.error:
         cure = "create it, or name another folder that may be written"
@@ -131,7 +125,7 @@ def check_checkpoints(facts: Facts) -> Verdict:
         return Verdict(name, "problem", f"{shown}: a rename does not replace a file", cure)
     if found.free_bytes < LITTLE_SPACE_BYTES:
         return Verdict(name, "warning", f"{shown}: little space", "free some: old and new checkpoint are held at once")
-    if found.in_memory:
+    if found.kind in MEMORY:
         return Verdict(name, "warning", f"{shown}: in memory, gone after a restart", "use a folder on a disk")
     if not found.locks:
         cure = "see to it yourself that no two runs write there (NFS: mount it with locks)"
@@ -174,6 +168,6 @@ def wrong_master(facts: Facts) -> str:
     if "MASTER_ADDR" in environ and not facts.master_addresses:
         return "MASTER_ADDR resolves to nothing here"
     ranks, here = whole(environ.get("WORLD_SIZE"), 1), whole(environ.get("LOCAL_WORLD_SIZE"), 0)
-    if 0 < here < ranks and facts.master_addresses and all(map(is_loopback, facts.master_addresses)):
+    if 0 < here < ranks and facts.master_addresses and all(map(network.is_loopback, facts.master_addresses)):
         return f"{ranks - here} ranks are on other machines, and MASTER_ADDR is loopback, which they cannot reach"
     return ""

@@ -153,11 +153,8 @@ def installed(package: str) -> str | None:
         package_files = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-    try:
-        told = Path(package_files.locate_file(package), "version.py").read_text()
-    except OSError:
-        told = ""
-    match = re.search(r"__version__ = ['\"](.+?)['\"]", told)
+    file = Path(package_files.locate_file(package), "version.py")
+    match = re.search(r"__version__ = ['\"](.+?)['\"]", file.read_text()) if file.exists() else None
     return match[1] if match else package_files.version
 
 

@@ -15,8 +15,8 @@ import subprocess
 
 # From near to far. NVLinks come before all of them.
 NEARNESS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-LINK = re.compile(r"^(NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X)$")
-ESCAPE = re.compile(r"\x1b\[[0-9;]*m")  # the head of the matrix is underlined
+LINK = re.compile(r"^(NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)$")
+ROW = re.compile(r"^[ \t]*GPU(\d+)([ \t].*\bX\b.*)$", re.MULTILINE)  # X, itself, stands in no other line with GPUs
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
@@ -24,20 +24,13 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
 
     Columns for network cards, CPU affinity and the legend are passed over. Whatever cannot be read is left out.
     """
-    columns: list[int] = []
-    links = {}
-    for line in ESCAPE.sub("", text).splitlines():
-        words = line.split()
-        if not columns:
-            if words[:1] == ["GPU0"] and not LINK.match((words + [""])[1]):
-                # A single GPU's head is "GPU0 CPU Affinity ...": only the names GPU<number> are columns.
-                columns = [int(word[3:]) for word in words if re.fullmatch(r"GPU\d+", word)]
-        elif words and re.fullmatch(r"GPU\d+", words[0]):
-            row = int(words[0][3:])
-            for column, link in zip(columns, words[1:], strict=False):
-                if row < column and LINK.match(link):
-                    links[row, column] = "SYS" if link == "SOC" else link  # SOC: SYS's name in old drivers
-    return links
+    rows = {int(gpu): links.split() for gpu, links in ROW.findall(text)}
+    return {
+        (a, b): "SYS" if link == "SOC" else link  # SOC: SYS's name in old drivers
+        for a, links in rows.items()
+        for b, link in zip(rows, links, strict=False)  # the first columns are the rows' GPUs
+        if a < b and LINK.match(link)
+    }
 
 
 def farness(link: str) -> int:

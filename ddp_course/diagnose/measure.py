@@ -58,9 +58,8 @@ def sum_is_right() -> bool:
     world_size, position = dist.get_world_size(), torch.arange(1000, dtype=torch.float64)
     total = position * (dist.get_rank() + 1)
     dist.all_reduce(total)
-    right = torch.tensor([float(torch.equal(total, position * (world_size * (world_size + 1) // 2)))])
-    dist.all_reduce(right, op=dist.ReduceOp.MIN)
-    return bool(right.item())
+    right = torch.equal(total, position * (world_size * (world_size + 1) // 2))
+    return bool(_reduced(right, dist.ReduceOp.MIN))
 
 
 def measure(largest_bytes: int, remaining_s: Callable[[], float]) -> list[Measured]:
@@ -73,14 +72,12 @@ def measure(largest_bytes: int, remaining_s: Callable[[], float]) -> list[Measur
     found: list[Measured] = []
     for size_bytes in sizes_up_to(largest_bytes):
         tensor = torch.zeros(size_bytes // 4)
-        started = time.perf_counter()
-        dist.all_reduce(tensor)  # also warms up
-        once_s = _mean(time.perf_counter() - started)
+        once_s = _mean(_repeat(tensor, 1))  # also warms up
         repeats = max(1, min(MOST_REPEATS, int(SECONDS_A_SIZE / once_s)))
         seconds = _mean(_repeat(tensor, repeats))
         found.append(rate(size_bytes, repeats, seconds, dist.get_world_size()))
         # The next size is up to sixteen times as large, and runs at least twice.
-        if _least(remaining_s()) < 2 * 16 * seconds + SECONDS_A_SIZE:
+        if _reduced(remaining_s(), dist.ReduceOp.MIN) < 2 * 16 * seconds + SECONDS_A_SIZE:
             break
     return found
 
@@ -94,12 +91,11 @@ def _repeat(tensor: torch.Tensor, repeats: int) -> float:
 
 def _mean(seconds: float) -> float:
     """Return the mean over the ranks: the same number on all of them, so all decide alike."""
-    total = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
+    return _reduced(seconds, dist.ReduceOp.SUM) / dist.get_world_size()
 
 
-def _least(seconds: float) -> float:
-    least = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return least.item()
+def _reduced(number: float, op: dist.ReduceOp) -> float:
+    """Collective: one all_reduce, every rank."""
+    tensor = torch.tensor([number], dtype=torch.float64)
+    dist.all_reduce(tensor, op=op)
+    return tensor.item()

@@ -20,7 +20,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.diagnose import arrival, network, pairs
-from ddp_course.diagnose.arrival import Clock, Own
-from ddp_course.diagnose.board import Board, as_guests
+from ddp_course.diagnose.arrival import Clock
+from ddp_course.diagnose.board import Board
 from ddp_course.diagnose.measure import Measured, measure, sum_is_right
 from ddp_course.diagnose.pairs import Doorbell, Guest
 from ddp_course.diagnose.verdict import Problem, Verdict, exit_status, table
@@ -43,6 +43,7 @@ class Report:
 
     world_size: int
     rendezvous: str
+    phase: str = "finding the meeting"  # what is being done just now
     rank: int | None = None
     machines: list[Guest] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -61,8 +62,8 @@ def run(world_size: int, rendezvous: str, limit_s: float, megabytes: float, as_j
     Should anything get stuck in compiled code for longer than the limit allows, the process says so and ends.
     """
     report, clock = Report(world_size, rendezvous), Clock(limit_s)
-    with time_limit(report, clock, as_json) as now, quiet_stderr():
-        ended = try_to_meet(report, clock, int(megabytes * 1e6), now)
+    with time_limit(report, clock, as_json), quiet_stderr():
+        ended = try_to_meet(report, clock, int(megabytes * 1e6))
     status = exit_status(report.verdicts)
     if not ended:
         # A store or a group that lost its peers can hang or abort while Python takes it down.
@@ -72,42 +73,37 @@ def run(world_size: int, rendezvous: str, limit_s: float, megabytes: float, as_j
 
 
 @contextlib.contextmanager
-def time_limit(report: Report, clock: Clock, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """Tell the report when the block ends; past the limit, tell it all the same, and end the process.
-
-    Yields:
-        What is to be called with the name of each phase.
-    """
-    phase = ["finding the meeting"]
+def time_limit(report: Report, clock: Clock, as_json: bool) -> Iterator[None]:
+    """Tell the report when the block ends; past the limit, tell it all the same, and end the process."""
     telling = threading.Lock()
 
     def give_up() -> None:
         with telling:
             cure = "run it again; if it stays, look at the other machines' output, and give --timeout more"
-            report.say("time limit", f"{clock.limit_s:g} s were over while {phase[0]}", "problem", cure)
+            report.say("time limit", f"{clock.limit_s:g} s were over while {report.phase}", "problem", cure)
             tell(report, clock, as_json)
             os._exit(1)
 
     guard = threading.Timer(clock.limit_s + GUARD_S, give_up)
     guard.daemon = True
     guard.start()
-    yield lambda now: phase.__setitem__(0, now)
+    yield
     with telling:
         guard.cancel()
         tell(report, clock, as_json)
 
 
-def try_to_meet(report: Report, clock: Clock, largest_bytes: int, now: Callable[[str], None]) -> bool:
+def try_to_meet(report: Report, clock: Clock, largest_bytes: int) -> bool:
     """Hold the meeting; return False, with the reason in the report, if a problem ended it."""
     try:
-        meet(report, clock, largest_bytes, now)
-    except (Problem, dist.DistError) as error:
-        if not isinstance(error, Problem):
-            lost = f"the connection to rank 0, which opened the meeting, broke: {str(error).splitlines()[0]}"
-            error = Problem("meeting", lost, "read what rank 0 printed, and run all again")
-        report.verdicts.append(error.verdict)
-        return False
-    return True
+        meet(report, clock, largest_bytes)
+        return True
+    except Problem as problem:
+        report.verdicts.append(problem.verdict)
+    except dist.DistError as error:
+        lost = f"the connection to rank 0, which opened the meeting, broke: {str(error).splitlines()[0]}"
+        report.say("meeting", lost, "problem", "read what rank 0 printed, and run all again")
+    return False
 
 
 def tell(report: Report, clock: Clock, as_json: bool) -> None:
@@ -133,6 +129,7 @@ def as_text(report: Report, seconds: float) -> str:
 def as_data(report: Report) -> dict:
     """Return the report for `--json`; without the addresses of doorbells, which are closed by now."""
     data = asdict(report)
+    del data["phase"]
     for guest in data["machines"]:
         del guest["port"], guest["token"]
     return data
@@ -155,69 +152,71 @@ def quiet_stderr() -> Iterator[None]:
 # --- The meeting -----------------------------------------------------------------------------------
 
 
-def meet(report: Report, clock: Clock, largest_bytes: int, now: Callable[[str], None]) -> None:
+def meet(report: Report, clock: Clock, largest_bytes: int) -> None:
     """Hold the meeting and fill in the report.
 
     Raises:
         Problem: with the verdict that ended it.
     """
     address, port = arrival.find(report.rendezvous)
-    own = arrival.own_place(address)
-    now("looking for the others")
+    own, interface = arrival.own_place(address)
+    report.phase = "looking for the others"
     store, opened = arrival.open_or_call(report.rendezvous, address, port, report.world_size, clock)
-    with Doorbell(own.address, report.world_size) as bell:
-        mine = Guest(socket.gethostname(), own.address, bell.port, bell.token, own.interface, torch.__version__)
+    with Doorbell(own, report.world_size) as bell:
+        mine = Guest(socket.gethostname(), own, bell.port, bell.token, interface, torch.__version__)
         report.rank = arrival.sign_in(store, mine, report.world_size, opened)
-        now("waiting for the others" if opened else f"waiting for word from rank 0, at {report.rendezvous}")
+        report.phase = "waiting for the others" if opened else f"waiting for word from rank 0, at {report.rendezvous}"
         board = Board(store, report.rank, report.world_size, clock)
         try:
-            report.machines = board.gather_guests() if opened else board.wait_for("guests", as_guests)
+            report.machines = board.gather_guests() if opened else [Guest(**told) for told in board.wait_for("guests")]
             report.say("arrival", f"all {report.world_size} came")
-            now("trying each pair")
+            report.phase = "trying each pair"
             errors = pairs.try_all(report.machines, report.rank, min(pairs.LIMIT_S, clock.left()))
             board.post(f"reached/{report.rank}", errors)
             if opened:
                 board.gather_reached(report.machines)
             else:
-                board.wait_for("pairs", json.loads)
+                board.wait_for("pairs")
         except Problem as problem:
             if opened:
                 board.tell_all(problem.verdict)
             raise
     report.say("pairs", f"each of {report.world_size} reached each other, on a port of the system's choice")
-    if len(versions := {guest.torch for guest in report.machines}) > 1:
-        cure = "install the same torch everywhere: what ranks send each other may change with the version"
-        report.say("versions", f"different: {', '.join(sorted(versions))}", "warning", cure)
-    if hint := gloo_hint(own):
-        report.verdicts.append(hint)
-    now("adding up over gloo")
-    work(report, store, own, clock, largest_bytes)
+    compare_versions(report)
+    hint_at_gloo(report, own, interface)
+    report.phase = "adding up over gloo"
+    work(report, store, interface, clock, largest_bytes)
     board.leave(opened)
 
 
 # --- The work --------------------------------------------------------------------------------------
 
 
-def gloo_hint(own: Own) -> Verdict | None:
+def compare_versions(report: Report) -> None:
+    if len(versions := {guest.torch for guest in report.machines}) > 1:
+        cure = "install the same torch everywhere: what ranks send each other may change with the version"
+        report.say("versions", f"different: {', '.join(sorted(versions))}", "warning", cure)
+
+
+def hint_at_gloo(report: Report, own: str, interface: str) -> None:
     """Warn where gloo, left to itself, would announce another address than the one that worked here."""
-    if network.gloo_names(os.environ):
-        return None
+    if network.gloo_names(os.environ) or network.is_loopback(own) or not interface:
+        return
     addresses, _ = network.resolve(socket.gethostname())
     alone = network.gloo_address({}, network.interfaces(), addresses)
-    if alone == own.address or network.is_loopback(own.address) or not own.interface:
-        return None
-    goes_by = f"it goes by the host name {socket.gethostname()}, which resolves to {' '.join(addresses) or 'nothing'}"
-    found = f"gloo alone would announce {alone} here, not {own.address}: {goes_by}"
-    return Verdict("interface", "warning", found, f"before training here: export GLOO_SOCKET_IFNAME={own.interface}")
+    if alone != own:
+        name = f"the host name {socket.gethostname()}, which resolves to {' '.join(addresses) or 'nothing'}"
+        found = f"gloo alone would announce {alone} here, not {own}: it goes by {name}"
+        report.say("interface", found, "warning", f"before training here: export GLOO_SOCKET_IFNAME={interface}")
 
 
-def work(report: Report, store: dist.Store, own: Own, clock: Clock, largest_bytes: int) -> None:
+def work(report: Report, store: dist.Store, interface: str, clock: Clock, largest_bytes: int) -> None:
     """Open a gloo group over the interface that leads to HOST, add up, and measure.
 
     Collective: init_process_group, many all_reduces, one barrier; every rank.
     """
-    if own.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = own.interface
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     try:
         dist.init_process_group(
             "gloo",

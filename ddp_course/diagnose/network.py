@@ -16,10 +16,10 @@ import contextlib
 import ctypes
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-UP, LOOPBACK = 0x1, 0x8  # IFF_UP and IFF_LOOPBACK, the same numbers on Linux and macOS
+LOOPBACK, UP = 0x8, 0x1 | 0x40  # IFF_LOOPBACK; IFF_UP and IFF_RUNNING: the same numbers on Linux and macOS
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,19 @@ class Interface:
 
     name: str
     addresses: tuple[str, ...] = ()  # numeric, IPv4 and IPv6
-    up: bool = True
+    up: bool = True  # and connected, which is what NCCL asks for
     loopback: bool = False
 
 
 class _Entry(ctypes.Structure):
     """The head of C's struct ifaddrs."""
 
-
-_Entry._fields_ = [
-    ("next", ctypes.POINTER(_Entry)),
-    ("name", ctypes.c_char_p),
-    ("flags", ctypes.c_uint),
-    ("address", ctypes.c_void_p),
-]
+    _fields_ = (
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def interfaces() -> tuple[Interface, ...]:
@@ -60,11 +59,11 @@ def interfaces() -> tuple[Interface, ...]:
             addresses = found.setdefault(entry.name.decode(), (entry.flags, []))[1]
             if entry.address and (address := _numeric(entry.address)):
                 addresses.append(address)
-            at = entry.next
+            at = ctypes.cast(entry.next, ctypes.POINTER(_Entry))
     finally:
         libc.freeifaddrs(first)
     return tuple(
-        Interface(name, tuple(addresses), bool(flags & UP), bool(flags & LOOPBACK))
+        Interface(name, tuple(addresses), flags & UP == UP, bool(flags & LOOPBACK))
         for name, (flags, addresses) in found.items()
     )
 
@@ -100,6 +99,11 @@ def is_routable(address: str) -> bool:
     with contextlib.suppress(ValueError):
         return not is_loopback(address) and not ipaddress.ip_address(address.partition("%")[0]).is_link_local
     return False
+
+
+def routable(among: Iterable[Interface]) -> list[tuple[str, str]]:
+    """Return name and address of each interface that other machines can be told."""
+    return [(each.name, address) for each in among if each.up for address in each.addresses if is_routable(address)]
 
 
 def interface_of(address: str, among: Iterable[Interface]) -> str | None:
@@ -157,22 +161,18 @@ def gloo_address(environ: Mapping[str, str], among: Iterable[Interface], host_ad
     return next((address for address in host_addresses if interface_of(address, among)), "127.0.0.1")
 
 
-def nccl_interfaces(environ: Mapping[str, str], among: Iterable[Interface]) -> list[str]:
-    """Return the names of the interfaces over which NCCL's sockets would go, none if it would refuse to start.
+def nccl_interfaces(environ: Mapping[str, str], usable: Sequence[str]) -> list[str]:
+    """Return those of the `usable` interfaces over which NCCL's sockets would go, none if it would refuse to start.
 
     NCCL_SOCKET_IFNAME holds prefixes: "eth,ib". "=" asks for whole names, "^" turns the choice around. Without it,
     ib* comes first, then all but containers' and virtual machines' bridges and loopback, then those.
     """
-    usable = [each.name for each in among if each.up and each.addresses]
     if told := environ.get("NCCL_SOCKET_IFNAME"):
         excluding, told = told.startswith("^"), told.removeprefix("^")
         whole, told = told.startswith("="), told.removeprefix("=")
         patterns = [pattern for pattern in told.split(",") if pattern]
-        return [
-            name
-            for name in usable
-            if any(name == p if whole else name.startswith(p) for p in patterns) is not excluding
-        ]
+        fits = {name: any(name == p if whole else name.startswith(p) for p in patterns) for name in usable}
+        return [name for name, fit in fits.items() if fit is not excluding]
     for wanted in (
         lambda name: name.startswith("ib"),
         lambda name: not name.startswith(("docker", "lo", "virbr")),

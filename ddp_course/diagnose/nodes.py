@@ -24,14 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from ddp_course.launcher import janitor
-from ddp_course.rendezvous import LOOPBACK, listen_on
+from ddp_course.rendezvous import LOOPBACK, agent_store
 
 POLL_S = 0.05
 TOLD = 60  # lines of a node's last words in an error
@@ -50,7 +49,7 @@ PATIENCE = {
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a node is told. All nodes of one job have the same `job`, `nnodes` and meeting point."""
+    """What a node is told. All nodes of one job have the same `nnodes` and meeting point."""
 
     nproc: int = 2  # ranks on this node
     nnodes: str = "1"  # nodes in the job, as "2", or "1:2" for a job that continues with fewer
@@ -61,7 +60,6 @@ class NodeSettings:
     # Whether this node's agent opens the store, as in a real job, where it dies with that node. It then listens on
     # every interface: torch offers no choice.
     hosts_store: bool = False
-    job: str = "course"
     max_restarts: int = 0  # how often the ranks may be started again after a failure; a node that joins is none
     patience: Mapping[str, int] = field(default_factory=dict)  # changes to `PATIENCE`, in seconds
     prefix: Sequence[str] = ()  # a command that runs the agent elsewhere, such as ["ip", "netns", "exec", "host1"]
@@ -73,7 +71,7 @@ class NodeSettings:
         return [
             *self.prefix, sys.executable, "-m", "torch.distributed.run",
             f"--nproc-per-node={self.nproc}", f"--nnodes={self.nnodes}",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.job}",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=course",
             "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
             f"--local-addr={self.address}", f"--max-restarts={self.max_restarts}", "--monitor-interval=0.1",
             f"--log-dir={folder}", *program,
@@ -93,7 +91,7 @@ class NodeSettings:
         return {"OMP_NUM_THREADS": "1", **inherited, **ours, **self.environ}
 
 
-class Node:
+class Node(AbstractContextManager):
     """One torchrun agent with its ranks. It starts at once, and everything of it is gone when the `with` block ends.
 
     program = ["-m", "ddp_course.train", "--epochs", "2"]
@@ -115,30 +113,26 @@ class Node:
         told = NodeSettings(**settings)
         self.store, self.endpoint = None, told.endpoint
         if told.endpoint == f"{LOOPBACK}:0":
-            self.store, self.endpoint = open_meeting_point()
+            # An agent that opens its own listens on every interface, on a port that may be taken before it starts.
+            self.store, place = agent_store(1)
+            self.endpoint = "{MASTER_ADDR}:{MASTER_PORT}".format(**place)
         self._mark = f"DDP_COURSE_NODE={secrets.token_hex(8)}"
         self._folder = Path(tempfile.mkdtemp(prefix="ddp-course-node-"))
         self._texts: dict[str, str] = {}
         self._janitor = janitor.start(str(self._folder), self._mark)
         try:
-            command = told.command(program, self.endpoint, self._folder)
-            self._agent = self._started(command, told.variables(self._mark))
+            with open(self._folder / "stdout", "wb") as out, open(self._folder / "stderr", "wb") as err:
+                self._agent = subprocess.Popen(
+                    told.command(program, self.endpoint, self._folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=told.variables(self._mark),
+                    start_new_session=True,  # Ctrl-C, and a kernel's signals to its group, are not for the agent
+                )
         except BaseException:
             self._janitor.communicate()
             raise
-
-    def _started(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen:
-        with open(self._folder / "stdout", "wb") as out, open(self._folder / "stderr", "wb") as err:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=variables,
-                start_new_session=True,  # Ctrl-C, and a kernel's signals to its group, are not for the agent
-            )
-
-    # --- Looking -----------------------------------------------------------------------------------
 
     @property
     def output(self) -> str:
@@ -201,8 +195,6 @@ class Node:
     def _last_words(self) -> str:
         return "\n".join((self.output + self.errors).splitlines()[-TOLD:])
 
-    # --- Ending ------------------------------------------------------------------------------------
-
     def kill_rank(self, local_rank: int) -> int:
         """End one rank with SIGKILL, as the kernel does when memory runs out; return its process number.
 
@@ -237,20 +229,5 @@ class Node:
         self._janitor.wait()
         self.store = None
 
-    def __enter__(self) -> Node:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def open_meeting_point(address: str = LOOPBACK) -> tuple[dist.TCPStore, str]:
-    """Open a store for agents to meet at, on a free port of this one address; return it and its "HOST:PORT".
-
-    It lives as long as the returned object. An agent that opens its own listens on every interface, on a port that has
-    to be chosen, and may be taken, before it starts.
-    """
-    listener = listen_on(address)
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, f"{address}:{port}"

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,6 @@ from ddp_course.diagnose.training_checks import look
 from ddp_course.diagnose.training_facts import Finding, Load, NotedMean, RankFacts, Reference, Write
 
 ROWS_KEPT = 200_000  # of one epoch: what a rank sends to the others stays below 2 MB an epoch
-
-
-@dataclass
-class _Sums:
-    """A metric while it grows. What is a tensor stays on its device: reading it would wait for the GPU."""
-
-    total: float | torch.Tensor = 0.0
-    rows: int = 0
-    batch_means: float | torch.Tensor = 0.0
-    batches: int = 0
-    reported: float | None = None
 
 
 class TrainingObserver:
@@ -75,18 +64,12 @@ class TrainingObserver:
         device: torch.device | str | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.model, self.optimizer, self.reference, self.group = model, optimizer, reference, group
-        first = next(model.parameters(), None)
-        self.device = str(device) if device is not None else str(first.device if first is not None else "cpu")
+        self.model, self.optimizer, self.group = model, optimizer, group
+        if device is None:
+            device = next((parameter.device for parameter in model.parameters()), "cpu")
         self._epochs: deque[list[int]] = deque(maxlen=2)
-        self._evaluations: deque[list[int]] = deque(maxlen=1)
-        self._evaluation_size: int | None = None
-        self._local_batch: int | None = None
-        self._sums: dict[str, _Sums] = {}
-        self._writes: list[Write] = []
-        self._loads: list[Load] = []
-
-    # --- Rows --------------------------------------------------------------------------------------
+        self._evaluations: deque[list[int]] = deque([[]], maxlen=1)
+        self._notes = RankFacts(host=socket.gethostname(), device=str(device), reference=reference)
 
     def training_rows(self, loader: DataLoader) -> None:
         """Note from now on which rows `loader` draws. Each pass over it is an epoch; the last two are kept.
@@ -95,7 +78,7 @@ class TrainingObserver:
             TypeError: the loader's rows have no numbers that could be noted.
         """
         _tap(loader, self._epochs)
-        self._local_batch = loader.batch_sampler.batch_size
+        self._notes.local_batch = loader.batch_sampler.batch_size
 
     def evaluation_rows(self, loader: DataLoader) -> None:
         """Note from now on which rows `loader` draws. Each pass over it is an evaluation; the last is kept.
@@ -106,38 +89,33 @@ class TrainingObserver:
             TypeError: the loader's rows have no numbers that could be noted.
         """
         _tap(loader, self._evaluations)
-        self._evaluation_size = None if isinstance(loader.dataset, Subset) else len(loader.dataset)
-
-    # --- Numbers -----------------------------------------------------------------------------------
+        self._notes.evaluation_size = None if isinstance(loader.dataset, Subset) else len(loader.dataset)
 
     def batch(self, name: str, mean: float | torch.Tensor, rows: int) -> None:
         """Note the mean of a metric over one batch of this rank. After `reported`, the next one begins anew."""
-        sums = self._sums.get(name)
-        if sums is None or sums.reported is not None:
-            sums = self._sums[name] = _Sums()
+        noted = self._notes.means.get(name)
+        if noted is None or noted.reported is not None:
+            noted = self._notes.means[name] = NotedMean()
+        # A tensor stays on its device until `facts`: reading it here would wait for the GPU.
         mean = mean.detach().double() if isinstance(mean, torch.Tensor) else mean
-        sums.total, sums.rows = sums.total + mean * rows, sums.rows + rows
-        sums.batch_means, sums.batches = sums.batch_means + mean, sums.batches + 1
+        noted.total, noted.rows = noted.total + mean * rows, noted.rows + rows
+        noted.batch_means, noted.batches = noted.batch_means + mean, noted.batches + 1
 
     def reported(self, name: str, value: float | torch.Tensor) -> None:
         """Note what the program says the metric is, over all ranks. Ranks that say nothing don't call this."""
-        self._sums.setdefault(name, _Sums()).reported = float(value)
-
-    # --- Files -------------------------------------------------------------------------------------
+        self._notes.means.setdefault(name, NotedMean()).reported = float(value)
 
     @contextmanager
     def writing(self, path: str | os.PathLike) -> Iterator[None]:
         """Note that this rank writes `path` within the block."""
         began = time.time()
         yield
-        self._writes.append(Write(str(Path(path).resolve()), began, time.time()))
+        self._notes.writes.append(Write(str(Path(path).resolve()), began, time.time()))
 
     def loaded(self, state: Mapping[str, Any], model: nn.Module) -> None:
         """Note the very state that `model.load_state_dict` gets: its names, and where its tensors lie."""
         devices = sorted({str(value.device) for value in state.values() if isinstance(value, torch.Tensor)})
-        self._loads.append(Load(tuple(state), tuple(model.state_dict()), tuple(devices)))
-
-    # --- Looking -----------------------------------------------------------------------------------
+        self._notes.loads.append(Load(tuple(state), tuple(model.state_dict()), tuple(devices)))
 
     def look(self) -> list[Finding]:
         """Return what is wrong, the same on every rank; an empty list if nothing is.
@@ -158,28 +136,25 @@ class TrainingObserver:
         layers = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, _BatchNorm)]
         statistics = {f"{name}.{own}".lstrip(".") for name, layer in layers for own, _ in layer.named_buffers()}
         buffers = {name: buffer.detach().cpu().clone() for name, buffer in self.model.named_buffers()}
-        return RankFacts(
+        affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+        return replace(
+            self._notes,
             rank=dist.get_rank(self.group) if dist.is_initialized() else 0,
-            host=socket.gethostname(),
-            device=self.device,
-            cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _all_cores(),
+            cores=tuple(sorted(affinity(0))),
             threads=torch.get_num_threads(),
             epochs=list(self._epochs),
-            evaluated=list(self._evaluations[-1]) if self._evaluations else [],
-            evaluation_size=self._evaluation_size,
-            local_batch=self._local_batch,
+            evaluated=list(self._evaluations[-1]),
             lr=_rate(self.optimizer) if self.optimizer else None,
-            reference=self.reference,
-            means={name: _read(sums) for name, sums in self._sums.items()},
-            writes=list(self._writes),
-            loads=list(self._loads),
+            means={
+                name: replace(noted, total=float(noted.total), batch_means=float(noted.batch_means))
+                for name, noted in self._notes.means.items()
+            },
+            writes=list(self._notes.writes),
+            loads=list(self._notes.loads),
             parameters={name: _hash(parameter) for name, parameter in self.model.named_parameters()},
             buffers=buffers,
             of_batchnorm=tuple(name for name in buffers if name in statistics),
         )
-
-
-# --- How rows are noted ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -222,22 +197,11 @@ def _numbering(dataset: Any) -> Callable[[int], int]:
     return lambda index: below(int(dataset.indices[index]))
 
 
-# --- How values are noted --------------------------------------------------------------------------
-
-
 def _rate(optimizer: torch.optim.Optimizer) -> float:
     group = optimizer.param_groups[0]
     return float(group.get("initial_lr", group["lr"]))  # what a schedule began with, not where it is just now
 
 
-def _read(sums: _Sums) -> NotedMean:
-    return NotedMean(float(sums.total), sums.rows, float(sums.batch_means), sums.batches, sums.reported)
-
-
 def _hash(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
-
-
-def _all_cores() -> tuple[int, ...]:
-    return tuple(range(os.cpu_count() or 1))

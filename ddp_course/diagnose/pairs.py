@@ -114,17 +114,15 @@ def blame(guests: list[Guest], errors: dict[int, dict[int, str]]) -> str:
     """
     world = range(len(guests))
     failed = {(by, to): why for by in world for to, why in errors.get(by, {}).items()}
-    sentences = []
-    if len(guests) > 2:
-        for rank in world:
-            calls_to = [(by, rank) for by in world if by != rank]
-            calls_by = [(rank, to) for to in world if to != rank]
-            for calls, what in ((calls_to, "cannot be reached by any other"), (calls_by, "cannot reach any other")):
-                if all(call in failed for call in calls):
-                    why = failed[calls[0]]
-                    sentences.append(f"rank {rank} {guests[rank].name} {what}: {why}")
-    told_to = {rank for rank in world if any(s.startswith(f"rank {rank} ") for s in sentences)}
+    sentences, cut_off = [], set()
+    for rank in world if len(guests) > 2 else ():
+        calls_to = [(by, rank) for by in world if by != rank]
+        calls_by = [(rank, to) for to in world if to != rank]
+        for calls, what in ((calls_to, "cannot be reached by any other"), (calls_by, "cannot reach any other")):
+            if all(call in failed for call in calls):
+                sentences.append(f"rank {rank} {guests[rank].name} {what}: {failed[calls[0]]}")
+                cut_off.add(rank)
     for (by, to), why in sorted(failed.items()):
-        if by not in told_to and to not in told_to:
+        if not {by, to} & cut_off:
             sentences.append(f"rank {to} {guests[to].name} cannot be reached from rank {by} {guests[by].name}: {why}")
     return "; ".join(sentences)

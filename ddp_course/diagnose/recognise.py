@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from ddp_course.launcher import RankError
 
@@ -35,10 +36,6 @@ class Diagnosis:
     evidence: str
     seconds: float = 0.0
     report: str = ""
-
-    def after(self, seconds: float) -> Diagnosis:
-        """The same, with the time that it took to come to light."""
-        return replace(self, seconds=seconds)
 
 
 def recognise(report: RankError | str) -> Diagnosis:
@@ -75,23 +72,18 @@ Rule = Callable[[str], Finding | None]
 
 # Fault, and the words that nothing else leaves; a group called rank names who is to blame.
 SENTENCES = (
-    ("nccl-in-docker", r"NCCL WARN [^\n]*(/dev/shm/nccl|shared memory segment|posix_fallocate)[^\n]*"),
-    ("nccl-in-docker", r"No usable listening interface[^\n]*|No interface found in the same subnet[^\n]*"),
+    ("nccl-in-docker", r"NCCL WARN .*(/dev/shm/nccl|shared memory segment|posix_fallocate).*"),
+    ("nccl-in-docker", r"No usable listening interface.*|No interface found in the same subnet.*"),
     ("forked-cuda", r"Cannot re-initialize CUDA in forked subprocess"),
     ("function-from-main", r"Can't get attribute '\w+' on <module '__(mp_)?main__'"),
     ("port-taken", r"rank (?P<rank>\d+): cannot listen on \S+ \(Address already in use\)"),
-    ("port-taken", r"(rank (?P<rank>\d+) of \d+ raised )?[^\n]*EADDRINUSE|[Aa]ddress already in use"),
+    ("port-taken", r"(rank (?P<rank>\d+) of \d+ raised )?.*EADDRINUSE|[Aa]ddress already in use"),
     ("world-size-mismatch", r"expected world size \d+, rank (?P<rank>\d+) has \d+"),
     ("rendezvous-unreachable", r"rank (?P<rank>\d+): no store answered at [^\s;]+"),
     ("rendezvous-unreachable", r"waited \S+ s for \d+ ranks; missing: (?P<rank>\d+)"),
-    (
-        "rendezvous-unreachable",
-        r"(rank (?P<rank>\d+) of \d+ raised \w+: )?The client socket has timed out after [^\n]*",
-    ),
-    (
-        "rendezvous-unreachable",
-        r"waiting for clients\. \d+/\d+ clients joined|The connection to the C10d store has failed",
-    ),
+    ("rendezvous-unreachable", r"(rank (?P<rank>\d+) of \d+ raised \w+: )?The client socket has timed out after .*"),
+    ("rendezvous-unreachable", r"waiting for clients\. \d+/\d+ clients joined"),
+    ("rendezvous-unreachable", r"The connection to the C10d store has failed"),
     ("unused-parameters", r"Parameter indices which did not receive grad for rank (?P<rank>\d+): [\d ]*\d"),
     ("unused-parameters", r"Expected to have finished reduction in the prior iteration"),
     ("module-prefix", r"Missing key\(s\) in state_dict: \"module\.|Unexpected key\(s\) in state_dict: \"module\."),
@@ -105,26 +97,22 @@ HINTS = (
         "`groups.process_group`, which names it",
     ),
     (
-        r"Timed out waiting \w+ for \w+ operation[^\n]*|Watchdog caught collective operation timeout[^\n]*",
+        r"Timed out waiting \w+ for \w+ operation.*|Watchdog caught collective operation timeout.*",
         "some rank did not come, and this does not say which: run it under `launch`, or with --hang-report",
     ),
     (
-        r"Connection closed by peer[^\n]*|Connection reset by peer[^\n]*",
+        r"Connection closed by peer.*|Connection reset by peer.*",
         "a peer is gone; look for the rank that failed first",
     ),
 )
 
 
-def sentence(pattern: str) -> Rule:
-    """A rule that fits wherever `pattern` occurs."""
-
-    def rule(text: str) -> Finding | None:
-        if not (found := re.search(pattern, text)):
-            return None
-        rank = found.groupdict().get("rank")
-        return (int(rank) if rank else None), found[0].strip()
-
-    return rule
+def sentence(pattern: str, text: str) -> Finding | None:
+    """Fits wherever `pattern` occurs."""
+    if not (found := re.search(pattern, text)):
+        return None
+    rank = found.groupdict().get("rank")
+    return (int(rank) if rank else None), found[0].strip()
 
 
 # --- Where each rank was ---------------------------------------------------------------------------
@@ -136,21 +124,17 @@ def whereabouts(text: str) -> dict[int, str]:
     return {int(rank): line for rank, line in re.findall(r"^.*?\brank (\d+)  (.*)$", lines, re.M)}
 
 
-def only_rank_0(words: str) -> Rule:
-    """A rule for hangs in which rank 0, and no other rank, is at a line that has to do with `words`."""
-
-    def rule(text: str) -> Finding | None:
-        hung = re.search(r"never entered|ranks disagree|different sizes|monitoredBarrier|Detected mismatch", text)
-        at = {rank: re.sub(r"\s+#.*", "", line.rpartition(", in ")[2]) for rank, line in whereabouts(text).items()}
-        there = [rank for rank, line in at.items() if re.search(words, line)]
-        return (0, f"rank 0 alone was in {at[0]}") if hung and there == [0] else None
-
-    return rule
+def only_rank_0(words: str, text: str) -> Finding | None:
+    """A hang in which rank 0, and no other rank, is at a line that has to do with `words`."""
+    hung = re.search(r"never entered|ranks disagree|different sizes|monitoredBarrier|Detected mismatch", text)
+    at = {rank: re.sub(r"\s+#.*", "", line.rpartition(", in ")[2]) for rank, line in whereabouts(text).items()}
+    there = [rank for rank, line in at.items() if re.search(words, line)]
+    return (0, f"rank 0 alone was in {at[0]}") if hung and there == [0] else None
 
 
 def waits_for_its_child(text: str) -> Finding | None:
     """A rank over its limit, in a call that waits for a process that it has started itself."""
-    waits = r"rank (\d+) was running; [^\n]*: ([^\n]*(?:\.apply|\.map|\.join|os\.waitpid|\.get)\([^\n]*)"
+    waits = r"rank (\d+) was running; .*: (.*(?:\.apply|\.map|\.join|os\.waitpid|\.get)\(.*)"
     found = re.search(waits, text) if "(limit_s)" in text else None
     return (int(found[1]), f"rank {found[1]} waits for a process that it started: {found[2]}") if found else None
 
@@ -171,17 +155,13 @@ def odd_one_out(calls: dict[int, str]) -> int | None:
     return alone[0] if len(alone) == 1 else None
 
 
-def differing(same_operation: bool) -> Rule:
-    """A rule for ranks whose calls differ: in the operation, or in the tensors that they bring to the same one."""
-
-    def rule(text: str) -> Finding | None:
-        calls = calls_that_differ(text)
-        operations = {re.split(r"[ ,]", call)[0] for call in calls.values()}
-        if len(set(calls.values())) < 2 or (len(operations) == 1) != same_operation:
-            return None
-        return odd_one_out(calls), "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
-
-    return rule
+def differing(same_operation: bool, text: str) -> Finding | None:
+    """Ranks whose calls differ: in the operation, or in the tensors that they bring to the same one."""
+    calls = calls_that_differ(text)
+    operations = {re.split(r"[ ,]", call)[0] for call in calls.values()}
+    if len(set(calls.values())) < 2 or (len(operations) == 1) != same_operation:
+        return None
+    return odd_one_out(calls), "; ".join(f"rank {rank} called {call}" for rank, call in calls.items())
 
 
 # --- Who never came --------------------------------------------------------------------------------
@@ -209,20 +189,20 @@ def came_no_more(text: str) -> Finding | None:
 
 def raised(text: str) -> Finding | None:
     """A rank that failed for a reason of its own, in our report, or in torchrun's or mp.spawn's."""
-    if any(re.search(rf"raised \w+: [^\n]*?(?:{pattern})", text) for pattern, _ in HINTS):
+    if any(re.search(rf"raised \w+: .*?(?:{pattern})", text) for pattern, _ in HINTS):
         return None  # that is the echo of another rank's trouble
     torchrun = r"Root Cause \(first observed failure\):(?:.|\n)*?rank\s*: (\d+)"
     spawned = r"-- Process (\d+) terminated with the following error"
-    found = re.search(rf"rank (\d+) of \d+ raised [^\n]*|{torchrun}|{spawned}", text)
+    found = re.search(rf"rank (\d+) of \d+ raised .*|{torchrun}|{spawned}", text)
     return (int(found[found.lastindex]), " ".join(found[0].split())) if found else None
 
 
 RULES: tuple[tuple[str, Rule], ...] = (
-    *((fault, sentence(pattern)) for fault, pattern in SENTENCES),
-    ("rank0-only-validation", only_rank_0(r"valid|eval")),
-    ("rank0-only-save", only_rank_0(r"save|checkpoint")),
-    ("collective-shape", differing(same_operation=True)),
-    ("collective-order", differing(same_operation=False)),
+    *((fault, partial(sentence, pattern)) for fault, pattern in SENTENCES),
+    ("rank0-only-validation", partial(only_rank_0, r"valid|eval")),
+    ("rank0-only-save", partial(only_rank_0, r"save|checkpoint")),
+    ("collective-shape", partial(differing, True)),
+    ("collective-order", partial(differing, False)),
     ("uneven-inputs", came_no_more),
     ("skipped-collective", never_came),
     ("forked-cuda", waits_for_its_child),

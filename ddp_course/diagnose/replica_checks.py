@@ -67,9 +67,7 @@ def check_names(everyone: Sequence[RankFacts]) -> Finding | None:
     for facts in everyone:
         for load in facts.loads:
             fits = len(set(load.names) & set(load.model_names))
-            bare = len(
-                {n.removeprefix(PREFIX) for n in load.names} & {n.removeprefix(PREFIX) for n in load.model_names}
-            )
+            bare = len(_without_prefix(load.names) & _without_prefix(load.model_names))
             if bare > fits:
                 misfits[facts.rank] = (fits, bare, len(load.model_names))
     if not misfits:

@@ -20,9 +20,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+# File systems that other machines can mount too.
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p"}
 NETWORK |= {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.s3fs", "fuse.juicefs", "virtiofs"}
-MEMORY = {"tmpfs", "ramfs"}
+MEMORY = {"tmpfs", "ramfs"}  # gone after a restart of the machine
 # Tries to lock a file that another process holds; lockf's locks keep processes out, not threads.
 TRY_TO_LOCK = """
 import fcntl, sys
@@ -44,16 +45,6 @@ class Storage:
     locks: bool = True  # a lock keeps another process out
     free_bytes: int = 100 * 2**30
     kind: str = "ext4"  # "" if unknown
-
-    @property
-    def network(self) -> bool:
-        """Whether other machines can mount it too."""
-        return self.kind in NETWORK
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is gone after a restart of the machine."""
-        return self.kind in MEMORY
 
 
 def look_at(folder: str) -> Storage:

@@ -100,34 +100,30 @@ def check_means(everyone: Sequence[RankFacts]) -> Finding | None:
     """A mean over all ranks is the sum of the sums over the sum of the rows."""
     for name in sorted({name for facts in everyone for name in facts.means}):
         noted = {facts.rank: facts.means[name] for facts in everyone if name in facts.means}
-        with_rows = [mean for mean in noted.values() if mean.rows]
-        if not with_rows:
-            continue
-        right = sum(mean.total for mean in with_rows) / sum(mean.rows for mean in with_rows)
-        wrong = {
-            rank: m.reported for rank, m in noted.items() if m.reported is not None and not _same(m.reported, right)
-        }
-        if wrong:
-            return _about_mean(name, right, wrong, with_rows, all_ranks=len(wrong) == len(everyone))
+        if finding := _judge_mean(name, noted, len(everyone)):
+            return finding
     return None
 
 
-def _about_mean(
-    name: str, right: float, wrong: dict[int, float], with_rows: list[NotedMean], all_ranks: bool
-) -> Finding:
+def _judge_mean(name: str, noted: dict[int, NotedMean], world_size: int) -> Finding | None:
+    with_rows = [mean for mean in noted.values() if mean.rows]
+    rows = sum(mean.rows for mean in with_rows)
+    right = sum(mean.total for mean in with_rows) / max(rows, 1)
+    said = {rank: mean.reported for rank, mean in noted.items() if mean.reported is not None}
+    wrong = {rank: reported for rank, reported in said.items() if rows and not _same(reported, right)}
+    if not wrong:
+        return None
     rank, reported = next(iter(wrong.items()))
+    blamed = None if len(wrong) == world_size else rank
+    numbers = {"reported": reported, "right": right}
+    evidence = f"{name} was reported as {reported:.6g}; the sum over {rows} rows gives {right:.6g}"
     of_ranks = sum(mean.total / mean.rows for mean in with_rows) / len(with_rows)
     of_batches = sum(mean.batch_means for mean in with_rows) / sum(mean.batches for mean in with_rows)
-    numbers = {"reported": reported, "right": right}
-    said = (
-        f"{name} was reported as {reported:.6g}; the sum over {sum(m.rows for m in with_rows)} rows gives {right:.6g}"
-    )
-    blamed = None if all_ranks else rank
     for what, value in (("ranks'", of_ranks), ("batches'", of_batches)):
         if _same(reported, value):
-            evidence = f"{said}. What was reported is the mean of the {what} means, which have unequal numbers of rows"
+            evidence += f". What was reported is the mean of the {what} means, which have unequal numbers of rows"
             return Finding("mean-of-means", blamed, evidence, numbers)
-    return Finding("wrong-mean", blamed, said, numbers)
+    return Finding("wrong-mean", blamed, evidence, numbers)
 
 
 def check_rate(everyone: Sequence[RankFacts]) -> Finding | None:

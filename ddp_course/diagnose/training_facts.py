@@ -26,9 +26,9 @@ class Reference:
 class NotedMean:
     """What a rank knows of one metric, such as the loss of the test rows."""
 
-    total: float = 0.0  # sum over its rows
+    total: float | torch.Tensor = 0.0  # sum over its rows
     rows: int = 0
-    batch_means: float = 0.0  # sum of the means of its batches
+    batch_means: float | torch.Tensor = 0.0  # sum of the means of its batches
     batches: int = 0
     reported: float | None = None  # what the program says the metric is; None: this rank says nothing
 

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from ddp_course.commands import doctor
 from ddp_course.diagnose import arrival, meeting
 from ddp_course.launcher.processes import _PRELOADED
@@ -24,9 +26,8 @@ NEW_NET, NEW_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET and CLONE_NEWUTS
 class Told:
     """What one machine printed, and how it ended."""
 
-    status: int
+    status: int | None  # None: it had to be killed
     text: str
-    seconds: float
 
     @property
     def report(self) -> dict:
@@ -58,20 +59,15 @@ def run(machines: list[Machine], folder: Path, limit_s: float = 40.0) -> list[To
     """Run the doctor on all machines at once and return what they told, in order."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)  # the same as launch's: whichever test is first starts the server
-    outputs = [folder / f"{number}-{time.monotonic_ns()}" for number in range(len(machines))]
+    outputs = [folder / f"machine-{number}" for number in range(len(machines))]
     processes = [context.Process(target=_be, args=(m, str(o))) for m, o in zip(machines, outputs, strict=True)]
-    started = time.monotonic()
+    deadline = time.monotonic() + limit_s
     try:
         for process in processes:
             process.start()
-        ended = []
         for process in processes:
-            process.join(max(0.0, started + limit_s - time.monotonic()))
-            ended.append(time.monotonic() - started)
-        return [
-            Told(p.exitcode if p.exitcode is not None else -1, o.read_text(), s)
-            for p, o, s in zip(processes, outputs, ended, strict=True)
-        ]
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [Told(p.exitcode, o.read_text()) for p, o in zip(processes, outputs, strict=True)]
     finally:
         for process in processes:
             process.kill()
@@ -91,7 +87,7 @@ def _be(machine: Machine, output: str) -> None:
     os.environ.update(machine.environ)
     arrival.NOT_A_MEETING_S, meeting.GUARD_S = 1.0, 0.5
     if machine.stuck:
-        meeting.meet = lambda report, clock, largest, now: (now("waiting for the others"), threading.Event().wait())
+        meeting.meet = stand_still
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -99,6 +95,16 @@ def _be(machine: Machine, output: str) -> None:
     status = doctor.main(machine.options)
     sys.stdout.flush()
     sys.exit(status)
+
+
+def listening_at(pid: int) -> set[str]:
+    """The addresses on which a process listens."""
+    return {c.laddr.ip for c in psutil.Process(pid).net_connections("inet") if c.status == "LISTEN"}
+
+
+def stand_still(report: meeting.Report, *_: object) -> None:
+    report.phase = "waiting for the others"
+    threading.Event().wait()
 
 
 def _must(result: int) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from ddp_course.diagnose import arrival, measure, pairs
 from ddp_course.diagnose.arrival import Clock
-from ddp_course.diagnose.board import Board, as_guests
+from ddp_course.diagnose.board import Board
 from ddp_course.diagnose.pairs import Doorbell, Guest
 from ddp_course.diagnose.verdict import Problem, Verdict
 from ddp_course.rendezvous import agent_store, free_port, listen_on
@@ -54,32 +52,25 @@ def test_sizes_grow_up_to_the_largest_and_hold_whole_numbers(largest, sizes):
     assert measure.sizes_up_to(largest) == sizes
 
 
-FOUR = [guest(n) for n in range(4)]
+NODE = [f"rank {n} (node-{n}, 10.0.0.{n})" for n in range(4)]
 
 
-def test_nobody_is_to_blame_when_all_reached_each_other():
-    assert pairs.blame(FOUR, {rank: {} for rank in range(4)}) == ""
-
-
-def test_one_pair_that_fails_names_both_and_the_direction():
-    assert pairs.blame(FOUR, {1: {3: "no answer"}}) == (
-        "rank 3 (node-3, 10.0.0.3) cannot be reached from rank 1 (node-1, 10.0.0.1): no answer"
-    )
-    two = pairs.blame(FOUR[:2], {0: {1: "no answer"}})
-    assert two == "rank 1 (node-1, 10.0.0.1) cannot be reached from rank 0 (node-0, 10.0.0.0): no answer"
-
-
-def test_a_machine_that_nobody_reaches_is_named_once():
-    errors = {0: {2: "no answer"}, 1: {2: "no answer"}, 3: {2: "no answer"}}
-    assert pairs.blame(FOUR, errors) == "rank 2 (node-2, 10.0.0.2) cannot be reached by any other: no answer"
-
-
-def test_a_machine_that_reaches_nobody_is_named_once_and_others_beside_it():
-    errors = {2: {0: "a", 1: "a", 3: "a"}, 0: {1: "b"}}
-    assert pairs.blame(FOUR, errors) == (
-        "rank 2 (node-2, 10.0.0.2) cannot reach any other: a; "
-        "rank 1 (node-1, 10.0.0.1) cannot be reached from rank 0 (node-0, 10.0.0.0): b"
-    )
+@pytest.mark.parametrize(
+    ("machines", "errors", "sentences"),
+    [
+        (4, {rank: {} for rank in range(4)}, []),
+        (4, {1: {3: "no answer"}}, [f"{NODE[3]} cannot be reached from {NODE[1]}: no answer"]),
+        (2, {0: {1: "no answer"}}, [f"{NODE[1]} cannot be reached from {NODE[0]}: no answer"]),
+        (4, {rank: {2: "no answer"} for rank in (0, 1, 3)}, [f"{NODE[2]} cannot be reached by any other: no answer"]),
+        (
+            4,
+            {2: {0: "a", 1: "a", 3: "a"}, 0: {1: "b"}},
+            [f"{NODE[2]} cannot reach any other: a", f"{NODE[1]} cannot be reached from {NODE[0]}: b"],
+        ),
+    ],
+)
+def test_a_pair_is_named_with_its_direction_and_a_machine_that_reaches_nobody_once(machines, errors, sentences):
+    assert pairs.blame([guest(n) for n in range(machines)], errors) == "; ".join(sentences)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +122,7 @@ def test_a_guest_with_less_time_than_rank_0_says_itself_who_is_missing():
     arrival.sign_in(store, guest(0), 3, opened=True)
     assert arrival.sign_in(store, guest(1), 3, opened=False) == 1
     with pytest.raises(Problem, match="2 of 3 came within 0 s; missing: rank 2$"):
-        Board(store, 1, 3, Clock(0.1)).wait_for("guests", as_guests)
+        Board(store, 1, 3, Clock(0.1)).wait_for("guests")
 
 
 def test_the_end_that_rank_0_tells_is_told_by_all_and_rank_0_hears_that_they_heard():
@@ -142,7 +133,7 @@ def test_the_end_that_rank_0_tells_is_told_by_all_and_rank_0_hears_that_they_hea
 
     def wait() -> None:
         try:
-            waiting.wait_for("guests", as_guests)
+            waiting.wait_for("guests")
         except Problem as problem:
             heard.append(problem)
 
@@ -162,7 +153,7 @@ def test_rank_0_that_leaves_is_said():
     board = Board(guest_store, 1, 2, Clock(10))
     del rank0
     with pytest.raises(Problem, match="rank 0, which opened the meeting, has left it"):
-        board.wait_for("guests", as_guests)
+        board.wait_for("guests")
 
 
 # --- The doorbell ----------------------------------------------------------------------------------
@@ -322,7 +313,7 @@ def test_the_command_prints_a_table_and_opens_nothing_but_the_address_it_was_giv
         while process.poll() is None:  # until the meeting is open
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 break
-        listening = listeners(process.pid) if Path("/proc/net/tcp").exists() else {"127.0.0.1"}
+        listening = machines.listening_at(process.pid)
         told = process.communicate(timeout=60)[0]
     finally:
         process.kill()
@@ -331,23 +322,6 @@ def test_the_command_prints_a_table_and_opens_nothing_but_the_address_it_was_giv
     assert told.startswith(f"meeting of 2 at 127.0.0.1:{port}, ")
     assert "\nPROBLEM  arrival          1 of 2 came within 2 s; missing: rank 1\n" in told
     assert "1 checks: 1 problems, 0 warnings" in told
-
-
-def listeners(pid: int) -> set[str]:
-    """The addresses on which a process listens, from /proc."""
-    sockets = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            sockets.add(os.readlink(entry))
-    found = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        file = Path(f"/proc/{pid}/net/{table}")
-        for words in (row.split() for row in (file.read_text().splitlines()[1:] if file.exists() else [])):
-            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:  # 0A: listening
-                raw = bytes.fromhex(words[1].partition(":")[0])
-                numbers = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
-                found.add(socket.inet_ntop(family, numbers))
-    return found
 
 
 # --- Machines with addresses of their own ----------------------------------------------------------

@@ -12,13 +12,13 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 import torch.distributed as dist
 
 from ddp_course import rendezvous
-from ddp_course.diagnose.nodes import Node, open_meeting_point
+from ddp_course.diagnose.nodes import Node
 from ddp_course.launcher import janitor
+from tests.diagnose.machines import listening_at
 
 PROGRAM = str(Path(__file__).with_name("nodes_on_ranks.py"))
 LIMIT_S = 90  # far more than needed: a machine that does other things too
@@ -77,7 +77,7 @@ def test_a_name_that_means_home_is_refused(monkeypatch):
 @pytest.mark.timeout(60)
 def test_a_round_knows_nothing_of_the_one_before():
     """Of ranks that were killed the store still holds everything; of the next round, two ranks have come again."""
-    store, _ = open_meeting_point()
+    store, _ = rendezvous.agent_store(3)
     limit = timedelta(seconds=20)
     names = []
     for world_size in (3, 2, 3):
@@ -102,7 +102,7 @@ def test_a_round_knows_nothing_of_the_one_before():
 
 @pytest.mark.timeout(60)
 def test_a_round_names_who_is_missing():
-    store, _ = open_meeting_point()
+    store, _ = rendezvous.agent_store(3)
     store.set("ddp_course/round", "of-ranks-long-gone")
     with pytest.raises(TimeoutError, match=r"rank 0: waited 0.3 s for 3 ranks; missing: 1, 2;"):
         rendezvous.enter_round(0, 3, store, timedelta(seconds=0.3))
@@ -178,10 +178,6 @@ time.sleep(600)
     while (janitor.marked(mark) or Path(folder).exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert janitor.marked(mark) == [] and not Path(folder).exists()
-
-
-def listening_at(pid: int) -> set[str]:
-    return {c.laddr.ip for c in psutil.Process(pid).net_connections("inet") if c.status == "LISTEN"}
 
 
 @pytest.mark.slow

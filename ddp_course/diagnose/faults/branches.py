@@ -16,8 +16,6 @@ import torch.distributed as dist
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 
-# --- Only rank 0 validates -------------------------------------------------------------------------
-
 
 def validate_on_rank_0() -> Diagnosis:
     def validate(model):
@@ -48,9 +46,6 @@ def validate_on_every_rank() -> Diagnosis:
     return watch(train, world_size=3)
 
 
-# --- Only rank 0 saves -----------------------------------------------------------------------------
-
-
 def save_on_rank_0() -> Diagnosis:
     def save(model):
         torch.save(model.state_dict(), io.BytesIO())  # the disk
@@ -76,9 +71,6 @@ def save_together() -> Diagnosis:
         save(model, rank)
 
     return watch(train, world_size=3)
-
-
-# --- One rank raises -------------------------------------------------------------------------------
 
 
 def raise_on_one_rank() -> Diagnosis:

@@ -21,17 +21,6 @@ from ddp_course.diagnose.faults import (
 )
 from ddp_course.diagnose.faults.fault import Fault
 
-FAULTS: dict[str, Fault] = {
-    fault.name: fault
-    for fault in (
-        *meeting.FAULTS,
-        *collectives.FAULTS,
-        *branches.FAULTS,
-        *loops.FAULTS,
-        *processes.FAULTS,
-        *docker.FAULTS,
-        *silent_rows.FAULTS,
-        *silent_files.FAULTS,
-        *silent_model.FAULTS,
-    )
-}
+LOUD = (meeting, collectives, branches, loops, processes, docker)
+SILENT = (silent_rows, silent_files, silent_model)
+FAULTS: dict[str, Fault] = {fault.name: fault for family in LOUD + SILENT for fault in family.FAULTS}

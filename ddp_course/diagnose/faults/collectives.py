@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 
-# --- One rank leaves a collective out --------------------------------------------------------------
-
 
 def skip_a_collective() -> Diagnosis:
     def train(rank, world_size):
@@ -40,9 +38,6 @@ def join_every_collective() -> Diagnosis:
     return watch(train, world_size=3)
 
 
-# --- The same collectives in another order ---------------------------------------------------------
-
-
 def swap_collectives() -> Diagnosis:
     def log(rank, world_size):
         loss, step = torch.ones(1), torch.ones(1)
@@ -60,9 +55,6 @@ def keep_the_order() -> Diagnosis:
         dist.broadcast(step, src=0)
 
     return watch(log, world_size=3)
-
-
-# --- The same collective with another shape --------------------------------------------------------
 
 
 def bring_another_shape() -> Diagnosis:

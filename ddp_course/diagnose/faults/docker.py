@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
+from ddp_course.diagnose.network import interfaces, nccl_interfaces
 
 DOCKER_SHM_BYTES = 64 * 2**20  # Docker's and Kubernetes' default
 INNER = ("br-", "veth", "virbr", "cni", "flannel")  # interfaces that lead to other containers of this host only
@@ -74,12 +72,11 @@ def check_interfaces(facts: ContainerFacts) -> Advice | None:
     if facts.machines < 2:
         return None
     wanted = facts.environ.get("NCCL_SOCKET_IFNAME", "")
-    chosen = nccl_interfaces(facts.interfaces, wanted)
+    chosen = nccl_interfaces(facts.environ, facts.interfaces)
     outside = [name for name in facts.interfaces if not name.startswith(("lo", "docker", *INNER))]
     if not outside:
-        return Advice(
-            f"no interface leads outside: {', '.join(facts.interfaces)}", "docker run --network=host on every machine"
-        )
+        found = f"no interface leads outside: {', '.join(facts.interfaces)}"
+        return Advice(found, "docker run --network=host on every machine")
     if not chosen:
         found = f"NCCL_SOCKET_IFNAME={wanted} fits none of {', '.join(facts.interfaces)}"
     elif astray := [name for name in chosen if name not in outside]:
@@ -89,38 +86,15 @@ def check_interfaces(facts: ContainerFacts) -> Advice | None:
     return Advice(found, f"NCCL_SOCKET_IFNAME={outside[0]}, the interface that the other machine is reached by")
 
 
-def nccl_interfaces(names: Sequence[str], wanted: str = "") -> list[str]:
-    """Return the interfaces that NCCL will use.
-
-    Args:
-        names: those there are, in the system's order.
-        wanted: NCCL_SOCKET_IFNAME: prefixes, with ^ in front to exclude them, with = for whole names.
-    Source: NCCL's user guide, environment variables. Unless told, it takes lo and docker* only if there is no other.
-    """
-    if not wanted:
-        usual = [name for name in names if not name.startswith(("lo", "docker"))]
-        return usual or [name for name in names if name.startswith("docker")] or list(names)
-    exclude, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
-    parts = [part for part in wanted.lstrip("^").lstrip("=").split(",") if part]
-    fits = {name: any(name == part if whole else name.startswith(part) for part in parts) for name in names}
-    return [name for name, hit in fits.items() if hit != exclude]
-
-
 # --- The facts of this machine ---------------------------------------------------------------------
 
 
 def look_around(machines: int = 1) -> ContainerFacts:
     """Gather the facts where you are. With two GPUs or more it copies a few kB between the first two."""
     shm = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
-    names = tuple(name for _, name in socket.if_nameindex() if not is_down(name))
+    names = tuple(each.name for each in interfaces() if each.up)
     environ = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     return ContainerFacts(torch.cuda.device_count(), machines, shm, copy_directly(), names, environ)
-
-
-def is_down(name: str) -> bool:
-    """Whether the system says so of an interface; where it says nothing, it counts as up."""
-    state = Path("/sys/class/net", name, "operstate")
-    return state.exists() and state.read_text().strip() == "down"
 
 
 def copy_directly() -> str:

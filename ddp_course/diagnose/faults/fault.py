@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_course.diagnose.recognise import Diagnosis, recognise
 from ddp_course.launcher import RankError, RankPool
@@ -54,14 +54,13 @@ def watch(
     args: tuple = (),
     *,
     init: bool = True,
-    timeout_s: float = TIMEOUT_S,
     limit_s: float = 30.0,
     check: Callable[[list], Diagnosis] | None = None,
 ) -> Diagnosis:
     """Run `program(rank, world_size, *args)` on fresh ranks, and say what its failure looks like.
 
     Args:
-        program, world_size, args, init, timeout_s, limit_s: as in `launch`.
+        program, world_size, args, init, limit_s: as in `launch`.
         check: looks at what the ranks returned, by rank; for faults that make no rank fail.
     Returns:
         What `recognise` reads from the report, or a diagnosis without a fault when every rank returned. `seconds`
@@ -69,21 +68,15 @@ def watch(
     Raises:
         RankError: a rank could not start.
     """
-    ranks = RankPool(world_size, init=init, timeout_s=timeout_s, start_method="forkserver", quiet=True)
-    ranks.run(_unpack, (program,))  # what it imports, a busy machine may need seconds for
+    ranks = RankPool(world_size, init=init, timeout_s=TIMEOUT_S, start_method="forkserver", quiet=True)
+    # The program travels once before the clock starts: for what it imports, a busy machine may need seconds.
+    ranks.run(lambda rank, world_size, program: None, (program,))
     begin = time.monotonic()
     try:
         with ranks:
             results = ranks.run(program, args, limit_s=limit_s)
-            found = check(results) if check else Diagnosis(None, None, returned(world_size))
+            returned = "the rank returned" if world_size == 1 else f"all {world_size} ranks returned"
+            found = check(results) if check else Diagnosis(None, None, returned)
     except RankError as error:
         found = recognise(error)
-    return found.after(time.monotonic() - begin)
-
-
-def _unpack(rank: int, world_size: int, program: Callable) -> None:
-    """Receive a program, and do no more with it."""
-
-
-def returned(world_size: int) -> str:
-    return "the rank returned" if world_size == 1 else f"all {world_size} ranks returned"
+    return replace(found, seconds=time.monotonic() - begin)

@@ -20,8 +20,6 @@ from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 from ddp_course.diagnose.straggler import find_straggler
 from ddp_course.launcher.interception import mark, recorded
 
-# --- One rank is slow ------------------------------------------------------------------------------
-
 
 def slow_one_rank_down() -> Diagnosis:
     def train(rank, world_size):
@@ -43,9 +41,6 @@ def even_out_the_work() -> Diagnosis:
         return recorded(begin)
 
     return watch(train, world_size=3, check=find_straggler)
-
-
-# --- A layer that one rank does not use ------------------------------------------------------------
 
 
 class TwoHeads(nn.Module):
@@ -79,9 +74,6 @@ def look_for_unused_layers() -> Diagnosis:
             model(torch.ones(8, 4), with_boxes=boxes).backward()
 
     return watch(train, world_size=2)
-
-
-# --- One rank has fewer batches --------------------------------------------------------------------
 
 
 def run_out_of_batches() -> Diagnosis:

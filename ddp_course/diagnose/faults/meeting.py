@@ -15,8 +15,6 @@ from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 from ddp_course.groups import process_group
 from ddp_course.rendezvous import free_port, listen_on
 
-# --- One rank calls another address ----------------------------------------------------------------
-
 
 def call_another_address() -> Diagnosis:
     def join(rank, world_size, port, other_port):
@@ -35,9 +33,6 @@ def call_one_address() -> Diagnosis:
     return watch(join, world_size=2, args=(free_port(),), init=False)
 
 
-# --- The port is taken -----------------------------------------------------------------------------
-
-
 def take_the_port() -> Diagnosis:
     def join(rank, world_size, port):
         with process_group("tcp", f"127.0.0.1:{port}", timeout_s=2):
@@ -46,13 +41,6 @@ def take_the_port() -> Diagnosis:
     with listen_on() as other_job:  # of a colleague, or your own from an hour ago
         port = other_job.getsockname()[1]
         return watch(join, world_size=2, args=(port,), init=False)
-
-
-def take_a_free_port() -> Diagnosis:
-    return call_one_address()  # `torchrun --rdzv-endpoint localhost:0` chooses a free port too
-
-
-# --- Ranks disagree about how many they are --------------------------------------------------------
 
 
 def disagree_about_the_world() -> Diagnosis:
@@ -87,7 +75,7 @@ FAULTS = (
         "On one machine, meet at a file.",
         met_at="https://github.com/pytorch/pytorch/issues/126510",
         provoke=take_the_port,
-        mend=take_a_free_port,
+        mend=call_one_address,
     ),
     Fault(
         name="world-size-mismatch",

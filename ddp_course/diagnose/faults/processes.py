@@ -12,14 +12,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 
 import torch
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
 from ddp_course.diagnose.recognise import recognise
-
-# --- A function from a notebook --------------------------------------------------------------------
 
 CELL = "def greet(rank, *args):\n    print(f'rank {rank} is here')\n"
 START = "import torch.multiprocessing as mp\nmp.spawn(greet, nprocs=1)\n"
@@ -29,16 +28,13 @@ def spawn_from_a_cell() -> Diagnosis:
     begin = time.monotonic()
     prompt = [sys.executable, "-c", CELL + START]  # as in a notebook, there is no file to import from
     done = subprocess.run(prompt, capture_output=True, text=True, timeout=120)
-    return recognise(done.stderr).after(time.monotonic() - begin)
+    return replace(recognise(done.stderr), seconds=time.monotonic() - begin)
 
 
 def launch_from_a_cell() -> Diagnosis:
     cell = {"__name__": "__main__"}
     exec(CELL, cell)
     return watch(cell["greet"], world_size=2, init=False)  # the function travels by value
-
-
-# --- A fork after computing ------------------------------------------------------------------------
 
 
 def multiply(device: str) -> float:

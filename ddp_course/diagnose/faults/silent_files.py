@@ -14,8 +14,9 @@ Read next: `silent_model.py`.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,10 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.serialization import skip_data
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
-from ddp_course.diagnose.faults.tiny_training import build, train, watch_training
+from ddp_course.diagnose.faults.tiny_training import build, healthy, train, watch_training
 from ddp_course.diagnose.observer import TrainingObserver
-
-# --- Every rank writes the file --------------------------------------------------------------------
+from ddp_course.diagnose.training_facts import Finding
 
 
 def save_on_every_rank() -> Diagnosis:
@@ -35,19 +35,7 @@ def save_on_every_rank() -> Diagnosis:
         with observer.writing(path):
             torch.save(replica.module.state_dict(), path)
 
-    def program(rank, world_size, folder):
-        return train(rank, world_size, folder, save=save)
-
-    return watch_training(program, harm=mixed_file)
-
-
-def save_on_one_rank() -> Diagnosis:
-    def save(replica, path, observer):
-        if dist.get_rank() == 0:
-            with observer.writing(path):
-                torch.save(replica.module.state_dict(), path)
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, save=save))
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, save=save), harm=mixed_file)
 
 
 def mixed_file(rank: int, world_size: int, folder: Path) -> str:
@@ -78,29 +66,37 @@ def mixed_file(rank: int, world_size: int, folder: Path) -> str:
     )
 
 
-# --- Every rank loads onto GPU 0 -------------------------------------------------------------------
-
-
 def load_where_it_was_saved() -> Diagnosis:
-    def program(rank, world_size, folder):
-        own = f"cuda:{rank}"
-        save_from_gpu_0(rank, world_size, folder / "model.pt")
-        with gpus(world_size):
-            state = torch.load(folder / "model.pt", weights_only=True)
-        return look_at_load(state, own)
+    def load(path, own):
+        return torch.load(path, weights_only=True)
 
-    return watch_training(program, harm=devices_in_the_file)
+    return watch_training(partial(save_and_load_on_gpus, load), harm=devices_in_the_file)
 
 
 def load_onto_own_gpu() -> Diagnosis:
-    def program(rank, world_size, folder):
-        own = f"cuda:{rank}"
-        save_from_gpu_0(rank, world_size, folder / "model.pt")
-        with gpus(world_size):
-            state = torch.load(folder / "model.pt", map_location=own, weights_only=True)
-        return look_at_load(state, own)
+    def load(path, own):
+        return torch.load(path, map_location=own, weights_only=True)
 
-    return watch_training(program)
+    return watch_training(partial(save_and_load_on_gpus, load))
+
+
+def save_and_load_on_gpus(load: Callable, rank: int, world_size: int, folder: Path) -> list[Finding]:
+    """Let rank 0 save a model from its GPU, and an observer look at what `load(path, own device)` gives to each rank.
+
+    Collective: one barrier; `TrainingObserver.look`.
+    """
+    path, own = folder / "model.pt", f"cuda:{rank}"
+    if rank == 0:
+        with gpus(world_size), torch.device("cuda:0"):
+            torch.save(build().state_dict(), path)
+    dist.barrier()
+    with gpus(world_size):
+        state = load(path, own)
+    torch.manual_seed(0)
+    model = build()  # it stays on the CPU
+    observer = TrainingObserver(model, device=own)
+    observer.loaded(state, model)
+    return observer.look()
 
 
 @contextmanager
@@ -111,29 +107,6 @@ def gpus(world_size: int) -> Iterator[None]:
         return
     with FakeTensorMode(), skip_data(materialize_fake_tensors=True):
         yield
-
-
-def save_from_gpu_0(rank: int, world_size: int, path: Path) -> None:
-    """Let rank 0 save a model that lies on its GPU.
-
-    Collective: one barrier.
-    """
-    if rank == 0:
-        with gpus(world_size), torch.device("cuda:0"):
-            torch.save(build().state_dict(), path)
-    dist.barrier()
-
-
-def look_at_load(state: dict[str, torch.Tensor], own: str) -> list:
-    """Let an observer look at what was loaded; the model beside it is on the CPU.
-
-    Collective: `TrainingObserver.look`.
-    """
-    torch.manual_seed(0)
-    model = build()
-    observer = TrainingObserver(model, device=own)
-    observer.loaded(state, model)
-    return observer.look()
 
 
 def devices_in(path: Path) -> list[str]:
@@ -157,9 +130,6 @@ def devices_in_the_file(rank: int, world_size: int, folder: Path) -> str:
     return f"The file names {', '.join(devices_in(folder / 'model.pt'))}, where it was saved from. Loaded with {how}."
 
 
-# --- Names with DDP's prefix -----------------------------------------------------------------------
-
-
 def load_wrapped_names() -> Diagnosis:
     def save(replica, path, observer):
         if dist.get_rank() == 0:
@@ -170,22 +140,6 @@ def load_wrapped_names() -> Diagnosis:
         model, state = build(), torch.load(path, map_location="cpu", weights_only=True)
         observer.loaded(state, model)
         model.load_state_dict(state, strict=False)  # "it complained about some keys"
-        return model
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, save=save, load=load))
-
-
-def load_bare_names() -> Diagnosis:
-    def save(replica, path, observer):
-        if dist.get_rank() == 0:
-            with observer.writing(path):
-                torch.save(replica.module.state_dict(), path)
-
-    def load(path, observer):
-        model, state = build(), torch.load(path, map_location="cpu", weights_only=True)
-        observer.loaded(state, model)
-        model.load_state_dict(state)
-        return model
 
     return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, save=save, load=load))
 
@@ -201,7 +155,7 @@ FAULTS = (
         "The others wait before they read.",
         met_at="https://github.com/NVIDIA/apex/issues/886",
         provoke=save_on_every_rank,
-        mend=save_on_one_rank,
+        mend=healthy("save"),
     ),
     Fault(
         name="all-on-gpu-0",
@@ -227,6 +181,6 @@ FAULTS = (
         "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present.",
         met_at="https://github.com/pytorch/examples/issues/1029",
         provoke=load_wrapped_names,
-        mend=load_bare_names,
+        mend=healthy("save"),
     ),
 )

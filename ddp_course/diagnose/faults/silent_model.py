@@ -12,7 +12,6 @@ Read next: `training_checks.py`, the tool that tells all of this apart.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import torch
@@ -21,30 +20,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
-from ddp_course.diagnose.faults.tiny_training import LOCAL_BATCH, REFERENCE, made_up_rows, train, watch_training
+from ddp_course.diagnose.faults.tiny_training import (
+    LOCAL_BATCH,
+    REFERENCE,
+    healthy,
+    made_up_rows,
+    train,
+    watch_training,
+)
 from ddp_course.groups import usable_cores
-from ddp_course.parallel.syncbn import SyncBatchNorm
-
-# --- As many threads as cores, on every rank -------------------------------------------------------
 
 
 def take_all_cores_on_every_rank() -> Diagnosis:
-    def program(rank, world_size, folder):
+    def threads(world_size):
         torch.set_num_threads(max(2, usable_cores()))  # what torch does by itself in a process alone
-        return train(rank, world_size, folder)
 
-    return watch_training(program)
-
-
-def take_a_share_of_the_cores() -> Diagnosis:
-    def program(rank, world_size, folder):
-        torch.set_num_threads(max(1, usable_cores() // world_size))
-        return train(rank, world_size, folder)
-
-    return watch_training(program)
-
-
-# --- BatchNorm over each rank's own rows -----------------------------------------------------------
+    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, threads=threads))
 
 
 def normalise_by_own_rows() -> Diagnosis:
@@ -54,32 +45,18 @@ def normalise_by_own_rows() -> Diagnosis:
     return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, synchronise=synchronise))
 
 
-def normalise_by_all_rows() -> Diagnosis:
-    def synchronise(model):
-        return SyncBatchNorm.convert(model)  # on GPUs: nn.SyncBatchNorm.convert_sync_batchnorm
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, synchronise=synchronise))
-
-
-# --- W times the batch, the same rate --------------------------------------------------------------
-
-
 def keep_the_rate() -> Diagnosis:
     def program(rank, world_size, folder):
-        return train(rank, world_size, folder, lr=REFERENCE.lr)
+        return train(rank, world_size, folder, rate=lambda world_size: REFERENCE.lr)
 
     return watch_training(program, world_size=4, harm=what_the_rates_did)
 
 
-def scale_the_rate() -> Diagnosis:
-    def program(rank, world_size, folder):
-        return train(rank, world_size, folder, lr=REFERENCE.lr * world_size)
-
-    return watch_training(program, world_size=4, harm=what_the_rates_did)
+X_NF, LABEL_N = made_up_rows(256, seed=3).tensors  # divisible by every global batch here, so no step is shorter
 
 
-def rates_compared(rank: int, world_size: int, epochs: int = 1) -> dict[str, float]:
-    """Train one small network in four ways, on the same rows from the same first weights.
+def rates_compared(rank: int, world_size: int) -> dict[str, float]:
+    """Train one small network in four ways for an epoch, on the same rows from the same first weights.
 
     Returns:
         The loss over all rows: "reference", one process with the local batch and the reference's rate; "ranks", all
@@ -88,42 +65,26 @@ def rates_compared(rank: int, world_size: int, epochs: int = 1) -> dict[str, flo
     Collective: DDP's, in two trainings; the other two are each rank's own.
     """
     global_batch, lr = LOCAL_BATCH * world_size, REFERENCE.lr
-    torch.manual_seed(0)
-    first = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).double()
-    reference = _trained(copy.deepcopy(first), 0, 1, LOCAL_BATCH, lr, epochs)
-    whole = _trained(copy.deepcopy(first), 0, 1, global_batch, lr, epochs)
-    ranks, scaled = (
-        _trained(DistributedDataParallel(copy.deepcopy(first)), rank, world_size, global_batch, rate, epochs)
-        for rate in (lr, lr * world_size)
-    )
+    reference, whole = (_trained(0, 1, batch, lr) for batch in (LOCAL_BATCH, global_batch))
+    ranks, scaled = (_trained(rank, world_size, global_batch, rate) for rate in (lr, lr * world_size))
     pairs = zip(ranks.parameters(), whole.parameters(), strict=True)
-    difference = max((a - b).abs().max().item() for a, b in pairs)
     named = {"reference": reference, "ranks": ranks, "one process": whole, "scaled": scaled}
-    return {**{name: _loss(model).item() for name, model in named.items()}, "difference": difference}
+    losses = {name: F.cross_entropy(model(X_NF.double()), LABEL_N).item() for name, model in named.items()}
+    return {**losses, "difference": max((a - b).abs().max().item() for a, b in pairs)}
 
 
-def _rows() -> tuple[torch.Tensor, torch.Tensor]:
-    x_NF, label_N = made_up_rows(256, seed=3).tensors  # divisible by every global batch here, so no step is shorter
-    return x_NF.double(), label_N
-
-
-def _trained(model: nn.Module, rank: int, world_size: int, global_batch: int, lr: float, epochs: int) -> nn.Module:
-    """Take this rank's every W-th row of each global batch."""
-    x_NF, label_N = _rows()
+def _trained(rank: int, world_size: int, global_batch: int, lr: float) -> nn.Module:
+    """Train the network of one seed for an epoch, on this rank's every W-th row of each global batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).double()
+    replica = DistributedDataParallel(model) if world_size > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    for _ in range(epochs):
-        for start in range(0, len(label_N), global_batch):
-            mine = slice(start + rank, start + global_batch, world_size)
-            optimizer.zero_grad()
-            F.cross_entropy(model(x_NF[mine]), label_N[mine]).backward()
-            optimizer.step()
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@torch.no_grad()
-def _loss(model: nn.Module) -> torch.Tensor:
-    x_NF, label_N = _rows()
-    return F.cross_entropy(model(x_NF), label_N)
+    for start in range(0, len(LABEL_N), global_batch):
+        mine = slice(start + rank, start + global_batch, world_size)
+        optimizer.zero_grad()
+        F.cross_entropy(replica(X_NF[mine].double()), LABEL_N[mine]).backward()
+        optimizer.step()
+    return model
 
 
 def what_the_rates_did(rank: int, world_size: int, folder: Path) -> str:
@@ -150,7 +111,7 @@ FAULTS = (
         "sets it to 1 when nobody has.",
         met_at="https://github.com/pytorch/pytorch/issues/22260",
         provoke=take_all_cores_on_every_rank,
-        mend=take_a_share_of_the_cores,
+        mend=healthy("threads"),
     ),
     Fault(
         name="batchnorm-drift",
@@ -164,7 +125,7 @@ FAULTS = (
         "may stay: then share the statistics before evaluating.",
         met_at="https://github.com/pytorch/pytorch/issues/13711",
         provoke=normalise_by_own_rows,
-        mend=normalise_by_all_rows,
+        mend=healthy("synchronise"),
     ),
     Fault(
         name="lr-not-scaled",
@@ -177,6 +138,6 @@ FAULTS = (
         "reference.",
         met_at="https://github.com/Lightning-AI/pytorch-lightning/issues/3706",
         provoke=keep_the_rate,
-        mend=scale_the_rate,
+        mend=healthy("rate", world_size=4, harm=what_the_rates_did),
     ),
 )

@@ -3,7 +3,7 @@
 A rank sees its own rows only. Whether they are also another rank's, whether they come in the same order again, and
 whether the mean over all of them is right, no rank can tell by itself. Nothing stops, and the loss falls.
 
-In each pair the first program is broken and the second mended. The rest of the training is `tiny_training.train`.
+Each program here has one broken part; the rest of the training, and the part that mends it, are `tiny_training`'s.
 
 Read next: `silent_files.py`.
 """
@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_course.data.sampler import exact_shard
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
-from ddp_course.diagnose.faults.tiny_training import TEST_ROWS, TRAIN_ROWS, train, watch_training
-
-# --- No sampler: every rank draws all rows ---------------------------------------------------------
+from ddp_course.diagnose.faults.tiny_training import TEST_ROWS, TRAIN_ROWS, healthy, train, watch_training
 
 
 def draw_all_rows_on_every_rank() -> Diagnosis:
@@ -28,31 +25,11 @@ def draw_all_rows_on_every_rank() -> Diagnosis:
     return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, rows=rows))
 
 
-def draw_a_shard_on_each_rank() -> Diagnosis:
-    def rows(rank, world_size):
-        return DataLoader(TRAIN_ROWS, batch_size=16, sampler=DistributedSampler(TRAIN_ROWS, world_size, rank))
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, rows=rows))
-
-
-# --- The sampler is not told the epoch -------------------------------------------------------------
-
-
 def never_tell_the_epoch() -> Diagnosis:
     def begin_epoch(loader, epoch):
         pass  # the sampler still believes that this is epoch 0
 
     return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, begin_epoch=begin_epoch))
-
-
-def tell_every_epoch() -> Diagnosis:
-    def begin_epoch(loader, epoch):
-        loader.sampler.set_epoch(epoch)
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, begin_epoch=begin_epoch))
-
-
-# --- An evaluation that counts rows twice ----------------------------------------------------------
 
 
 def pad_the_evaluation() -> Diagnosis:
@@ -62,30 +39,11 @@ def pad_the_evaluation() -> Diagnosis:
     return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, test_rows=test_rows))
 
 
-def evaluate_each_row_once() -> Diagnosis:
-    def test_rows(rank, world_size):
-        return DataLoader(Subset(TEST_ROWS, exact_shard(len(TEST_ROWS), world_size, rank)), batch_size=8)
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, test_rows=test_rows))
-
-
-# --- The mean of the ranks' means ------------------------------------------------------------------
-
-
 def average_the_means() -> Diagnosis:
     def mean(loss_sum, rows):  # the ranks have 16 and 15 rows
         own_mean = torch.tensor(loss_sum / rows, dtype=torch.float64)
         dist.all_reduce(own_mean)
         return own_mean.item() / dist.get_world_size()
-
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, mean=mean))
-
-
-def divide_sum_by_count() -> Diagnosis:
-    def mean(loss_sum, rows):
-        sum_and_count = torch.tensor([loss_sum, rows], dtype=torch.float64)
-        dist.all_reduce(sum_and_count)
-        return (sum_and_count[0] / sum_and_count[1]).item()
 
     return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, mean=mean))
 
@@ -100,7 +58,7 @@ FAULTS = (
         cure="Give the loader a DistributedSampler, and leave shuffle out: the sampler shuffles.",
         met_at="https://github.com/innnky/so-vits-svc/issues/70",
         provoke=draw_all_rows_on_every_rank,
-        mend=draw_a_shard_on_each_rank,
+        mend=healthy("rows"),
     ),
     Fault(
         name="missing-set-epoch",
@@ -111,7 +69,7 @@ FAULTS = (
         cure="Call sampler.set_epoch(epoch) before each epoch, on every rank.",
         met_at="https://github.com/pytorch/pytorch/issues/31771",
         provoke=never_tell_the_epoch,
-        mend=tell_every_epoch,
+        mend=healthy("begin_epoch"),
     ),
     Fault(
         name="padded-evaluation",
@@ -123,7 +81,7 @@ FAULTS = (
         "would wait for a rank that has no batch left.",
         met_at="https://github.com/pytorch/pytorch/issues/25162",
         provoke=pad_the_evaluation,
-        mend=evaluate_each_row_once,
+        mend=healthy("test_rows"),
     ),
     Fault(
         name="mean-of-means",
@@ -133,6 +91,6 @@ FAULTS = (
         cure="Add up sums and counts over the ranks, and divide once, at the end.",
         met_at="https://github.com/pytorch/torchtitan/pull/4167",
         provoke=average_the_means,
-        mend=divide_sum_by_count,
+        mend=healthy("mean"),
     ),
 )

@@ -1,8 +1,9 @@
 """A whole training program in one page, healthy, of which each silent fault changes one part.
 
 `train` draws rows, takes steps, evaluates, saves and loads, with a `TrainingObserver` beside it that notes all of
-this. Its parts are arguments, and their defaults are right. A fault of `silent_*.py` gives it one part that is wrong.
-The observer is the same in every run: it is not told which part that is.
+this. Its parts are arguments, and their defaults are right. A fault of `silent_*.py` gives it one part that is wrong;
+to mend it is to take the part that stands here. The observer is the same in every run: it is not told which part
+that is.
 
 The data are made up, four clouds of points, so that a run takes a fraction of a second on a CPU.
 
@@ -14,10 +15,12 @@ Shapes: N rows of a batch, 16 features, 4 classes.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,13 +33,12 @@ from ddp_course.data.sampler import exact_shard
 from ddp_course.diagnose.faults.fault import Diagnosis
 from ddp_course.diagnose.observer import TrainingObserver
 from ddp_course.diagnose.training_facts import Finding, Reference
+from ddp_course.groups import usable_cores
 from ddp_course.launcher import RankPool
-from ddp_course.metrics import mean_over_ranks
 from ddp_course.parallel.syncbn import SyncBatchNorm
 
 LOCAL_BATCH = 16
 REFERENCE = Reference(global_batch=LOCAL_BATCH, lr=0.05)  # found good by one process, before there were ranks
-CPU = torch.device("cpu")
 
 
 def made_up_rows(n: int, seed: int) -> TensorDataset:
@@ -58,39 +60,48 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
 
 
-def shard_of_rows(rank: int, world_size: int) -> DataLoader:
-    """Draw from this rank's own rows."""
+def take_a_share_of_the_cores(world_size: int) -> None:
+    torch.set_num_threads(max(1, usable_cores() // world_size))
+
+
+def normalise_by_all_rows(model: nn.Module) -> nn.Module:
+    return SyncBatchNorm.convert(model)  # on GPUs: nn.SyncBatchNorm.convert_sync_batchnorm
+
+
+def scale_the_rate(world_size: int) -> float:
+    return REFERENCE.lr * world_size  # the linear rule
+
+
+def draw_a_shard_on_each_rank(rank: int, world_size: int) -> DataLoader:
     return DataLoader(TRAIN_ROWS, LOCAL_BATCH, sampler=DistributedSampler(TRAIN_ROWS, world_size, rank))
 
 
-def tell_the_epoch(loader: DataLoader, epoch: int) -> None:
+def tell_every_epoch(loader: DataLoader, epoch: int) -> None:
     if isinstance(loader.sampler, DistributedSampler):
         loader.sampler.set_epoch(epoch)
 
 
-def exact_test_rows(rank: int, world_size: int) -> DataLoader:
-    """Evaluate each row on exactly one rank, though the ranks then have 16 and 15."""
+def evaluate_each_row_once(rank: int, world_size: int) -> DataLoader:  # the ranks then have 16 and 15 rows
     return DataLoader(Subset(TEST_ROWS, exact_shard(len(TEST_ROWS), world_size, rank)), batch_size=8)
 
 
-def sum_and_count(loss_sum: float, rows: int) -> float:
-    return mean_over_ranks(loss_sum, rows, CPU)
+def divide_sum_by_count(loss_sum: float, rows: int) -> float:
+    """Collective: one all_reduce, every rank."""
+    sum_and_count = torch.tensor([loss_sum, rows], dtype=torch.float64)
+    dist.all_reduce(sum_and_count)
+    return (sum_and_count[0] / sum_and_count[1]).item()
 
 
 def save_on_rank_0(replica: nn.Module, path: Path, observer: TrainingObserver) -> None:
-    """Let rank 0 write, with the model's own names."""
     if dist.get_rank() == 0:
         with observer.writing(path):
-            torch.save(replica.module.state_dict(), path)
+            torch.save(replica.module.state_dict(), path)  # the model's own names, without DDP's prefix
 
 
-def load_strictly(path: Path, observer: TrainingObserver) -> nn.Module:
-    """Put the file into a model that is not wrapped."""
-    model = build()
-    state = torch.load(path, map_location=CPU, weights_only=True)
+def load_strictly(path: Path, observer: TrainingObserver) -> None:
+    model, state = build(), torch.load(path, map_location="cpu", weights_only=True)
     observer.loaded(state, model)
     model.load_state_dict(state)
-    return model
 
 
 # --- The program -----------------------------------------------------------------------------------
@@ -101,34 +112,31 @@ def train(
     world_size: int,
     folder: Path,
     *,
-    synchronise: Callable[[nn.Module], nn.Module] = SyncBatchNorm.convert,
-    lr: float = REFERENCE.lr * 2,  # the linear rule, for two ranks
-    rows: Callable[[int, int], DataLoader] = shard_of_rows,
-    begin_epoch: Callable[[DataLoader, int], None] = tell_the_epoch,
-    test_rows: Callable[[int, int], DataLoader] = exact_test_rows,
-    mean: Callable[[float, int], float] = sum_and_count,
+    threads: Callable[[int], None] = take_a_share_of_the_cores,
+    synchronise: Callable[[nn.Module], nn.Module] = normalise_by_all_rows,
+    rate: Callable[[int], float] = scale_the_rate,
+    rows: Callable[[int, int], DataLoader] = draw_a_shard_on_each_rank,
+    begin_epoch: Callable[[DataLoader, int], None] = tell_every_epoch,
+    test_rows: Callable[[int, int], DataLoader] = evaluate_each_row_once,
+    mean: Callable[[float, int], float] = divide_sum_by_count,
     save: Callable[[nn.Module, Path, TrainingObserver], None] = save_on_rank_0,
-    load: Callable[[Path, TrainingObserver], nn.Module] = load_strictly,
+    load: Callable[[Path, TrainingObserver], None] = load_strictly,
 ) -> list[Finding]:
-    """Train two epochs, evaluate, save and load, and look at it all together with the other ranks.
+    """Train two epochs, evaluate, save and load, and return what the observer finds wrong, the same on every rank.
 
-    Returns:
-        What the observer finds wrong, the same on every rank.
-    Collective: DDP's and SyncBatchNorm's; one all_reduce of the loss; one barrier; `TrainingObserver.look`.
+    Collective: those of its parts; one barrier; `TrainingObserver.look`.
     """
     torch.manual_seed(0)
+    threads(world_size)
     replica = DistributedDataParallel(synchronise(build()))
-    optimizer = torch.optim.SGD(replica.parameters(), lr)
+    optimizer = torch.optim.SGD(replica.parameters(), rate(world_size))
     loader, test_loader = rows(rank, world_size), test_rows(rank, world_size)
     observer = TrainingObserver(replica, optimizer, reference=REFERENCE)
     observer.training_rows(loader)
     observer.evaluation_rows(test_loader)
     for epoch in range(2):
         begin_epoch(loader, epoch)
-        for x_NF, label_N in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(replica(x_NF), label_N).backward()
-            optimizer.step()
+        take_steps(replica, optimizer, loader)
     evaluate(replica.module, test_loader, mean, observer)
     save(replica, folder / "model.pt", observer)
     dist.barrier()  # nobody reads before it is written
@@ -136,10 +144,16 @@ def train(
     return observer.look()
 
 
+def take_steps(replica: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> None:
+    """Collective: DDP's and SyncBatchNorm's."""
+    for x_NF, label_N in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(replica(x_NF), label_N).backward()
+        optimizer.step()
+
+
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, loader: DataLoader, mean: Callable[[float, int], float], observer: TrainingObserver
-) -> float:
+def evaluate(model: nn.Module, loader: DataLoader, mean: Callable, observer: TrainingObserver) -> None:
     """Report the loss of the test rows over all ranks, and tell the observer of each batch."""
     loss_sum, rows = 0.0, 0
     model.eval()
@@ -147,9 +161,7 @@ def evaluate(
         loss = F.cross_entropy(model(x_NF), label_N)
         observer.batch("test loss", loss, len(label_N))
         loss_sum, rows = loss_sum + loss.item() * len(label_N), rows + len(label_N)
-    reported = mean(loss_sum, rows)
-    observer.reported("test loss", reported)
-    return reported
+    observer.reported("test loss", mean(loss_sum, rows))
 
 
 # --- Watching it -----------------------------------------------------------------------------------
@@ -174,6 +186,16 @@ def watch_training(
         findings = ranks.run(program, (Path(name),), limit_s=60.0)[0]
         seconds = time.monotonic() - begin
         return diagnosis(findings, seconds, ranks.run(harm, (Path(name),), limit_s=60.0)[0] if harm else "")
+
+
+def healthy(part: str, **how: Any) -> Callable[[], Diagnosis]:
+    """Return the healthy training as the mended program of a fault; its source is that of the part that was broken."""
+
+    @functools.wraps(train.__kwdefaults__[part])
+    def mend() -> Diagnosis:
+        return watch_training(train, **how)
+
+    return mend
 
 
 def diagnosis(findings: list[Finding], seconds: float, harm: str = "") -> Diagnosis:

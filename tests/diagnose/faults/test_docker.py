@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_course.diagnose.faults.docker import (
-    CONTAINER,
-    ContainerFacts,
-    check_container,
-    judge,
-    look_around,
-    nccl_interfaces,
-)
+from ddp_course.diagnose.faults.docker import CONTAINER, ContainerFacts, check_container, judge, look_around
 
 MB = 2**20
 
@@ -44,27 +37,6 @@ def test_the_three_troubles_come_in_order_each_with_its_cure():
 )
 def test_each_fact_counts(changed, troubles):
     assert len(check_container(replace(CONTAINER, **changed))) == troubles
-
-
-@pytest.mark.parametrize(
-    "wanted, chosen",
-    [
-        ("", ["eth0", "eth1", "br-1"]),
-        ("eth", ["eth0", "eth1"]),
-        ("=eth0", ["eth0"]),
-        ("^docker,lo", ["eth0", "eth1", "br-1"]),
-        ("^=eth0", ["lo", "docker0", "eth1", "br-1"]),
-        ("eth1,lo", ["lo", "eth1"]),
-        ("ib", []),
-    ],
-)
-def test_interfaces_are_chosen_as_nccl_documents_it(wanted, chosen):
-    assert nccl_interfaces(("lo", "docker0", "eth0", "eth1", "br-1"), wanted) == chosen
-
-
-def test_only_when_there_is_nothing_else_nccl_takes_docker_and_then_lo():
-    assert nccl_interfaces(("lo", "docker0")) == ["docker0"]
-    assert nccl_interfaces(("lo",)) == ["lo"]
 
 
 def test_this_machine_can_be_looked_at():

@@ -81,6 +81,7 @@ class BucketedDDP(nn.Module):
         self.buckets = plan_buckets(params.items(), self.cap_bytes, self.first_cap_bytes)
         self._work = [GradBucket(b, [params[n] for n in b.names], b is self.buckets[-1]) for b in self.buckets]
         self._params = set(params.values())
+        self._has_buffers = any(True for _ in self.module.buffers())  # not looked for in each step: it takes time
         # Divided before the sum, as in torch: the sum then stays in range. With a hook, dividing is the hook's affair.
         self._scale = 1.0 / dist.get_world_size(self.process_group)
         self._comm: Callable[[GradBucket], torch.futures.Future] | None = None
@@ -107,7 +108,7 @@ class BucketedDDP(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             self._refuse_half()
-        if self.forward_sync_buffers and self._averaged_last:
+        if self.forward_sync_buffers and self._averaged_last and self._has_buffers:
             replicas.broadcast_buffers(self.module, self.process_group)
         outputs = self.module(*inputs, **kwargs)
         self._averaged_last = torch.is_grad_enabled() and self._syncs
@@ -142,7 +143,7 @@ class BucketedDDP(nn.Module):
 
     def _gradient_ready(self, bucket: GradBucket, slot: int) -> None:
         """Called by autograd when the parameter's gradient holds all of this pass."""
-        if (param := bucket.params[slot]).grad is not None:
+        if self.find_unused_parameters and (param := bucket.params[slot]).grad is not None:
             self._used.add(param)
         if not self._armed:
             return
@@ -183,7 +184,7 @@ class BucketedDDP(nn.Module):
         for bucket in self._work:
             bucket.wait_only_for(set())  # what is in the graph, and yet the loss did not lead there
         self._launch_full_buckets()
-        used = self._used_somewhere() if self.find_unused_parameters else self._params
+        used = self._used_somewhere() if self.find_unused_parameters else None
         for bucket in self._work:
             bucket.finish(self.gradient_as_bucket_view, used)
         self._armed = self._reducing = False

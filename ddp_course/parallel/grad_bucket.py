@@ -113,8 +113,8 @@ class GradBucket:
         self.launched = hook(self) if hook else dist.all_reduce(self.flat, group=group, async_op=True)
 
     @torch.no_grad()
-    def finish(self, as_views: bool, used: Collection[nn.Parameter]) -> None:
-        """Wait for the averages, and make them the gradients of the parameters in `used`: as views, or as copies.
+    def finish(self, as_views: bool, used: Collection[nn.Parameter] | None) -> None:
+        """Wait for the averages; make them, as views or copies, the gradients of the parameters in `used`, or of all.
 
         Raises:
             RuntimeError: a gradient is no longer the view it was made: another wrapper averages it, too.
@@ -123,7 +123,7 @@ class GradBucket:
         if isinstance(result, torch.Tensor) and result.data_ptr() != self.flat.data_ptr():  # a hook's own tensor
             self.set_buffer(result)
         for slot, (view, param) in enumerate(zip(self.views, self.params, strict=True)):
-            if param not in used:
+            if used is not None and param not in used:
                 continue
             if param.grad is None:
                 param.grad = view if as_views else view.clone()

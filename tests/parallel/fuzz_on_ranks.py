@@ -3,9 +3,6 @@
 A rank plays the program twice, first with torch's wrapper and then with ours, each time on a net, inputs and random
 numbers made from the same seeds. After every operation it keeps gradients, parameters, buffers and outputs, and says in
 the end what first differed.
-
-    python -m tests.parallel.fuzz_on_ranks 17 18      # these seeds; see fuzz_search.py for the options
-
 Left out on purpose: how memory lies, such as strides of gradients, and the text of errors.
 Read next: `fuzz_player.py`, the operations; `fuzz_search.py`, which draws programs and makes failing ones smaller.
 """
@@ -13,7 +10,6 @@ Read next: `fuzz_player.py`, the operations; `fuzz_search.py`, which draws progr
 from __future__ import annotations
 
 import gc
-import importlib
 import warnings
 
 import torch
@@ -45,15 +41,14 @@ def play(wrapper: type, case: Case, rank: int) -> list[Record]:
     return records
 
 
-def compare(rank: int, world_size: int, case: Case, ours: str) -> Found:
-    """Play `case` with torch's wrapper and with `ours`, "module:name" of a class; say what first differed."""
-    module, _, name = ours.partition(":")
+def compare(rank: int, world_size: int, case: Case, ours: type) -> Found:
+    """Play `case` with torch's wrapper and with `ours`; say what first differed."""
     torch.set_num_threads(1)  # tensors are tiny
     gc.freeze()  # so that the programs that collect garbage do not look through all of torch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = play(DistributedDataParallel, case, rank)
-        mine = play(getattr(importlib.import_module(module), name), case, rank)
+        mine = play(ours, case, rank)
     kind, text = first_difference(case, theirs, mine)
     compared = sum(record.complete and not record.error for record in theirs)
     return Found(kind, text, theirs[-1].error, len(theirs), compared)
@@ -64,9 +59,3 @@ def play_alone(rank: int, world_size: int, case: Case) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return play(DistributedDataParallel, case, rank)[-1].error
-
-
-if __name__ == "__main__":
-    from tests.parallel.fuzz_search import main
-
-    main()

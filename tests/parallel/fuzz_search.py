@@ -2,25 +2,20 @@
 
 For each seed a case is drawn and compared on ranks that stay. A case that differs is made smaller, operation by
 operation and block by block, as long as it still differs in the same way.
-
-    python -m tests.parallel.fuzz_on_ranks 17                  # one seed
-    python -m tests.parallel.fuzz_on_ranks 0-299 --brief       # many: one line for each difference
-
 Read next: `fuzz_programs.py`, what a case is.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ddp_course import RankError, RankPool
+from ddp_course.parallel import BucketedDDP
 from tests.parallel import fuzz_on_ranks as on_ranks
 from tests.parallel.fuzz_programs import Case, random_case
 
-OURS = "ddp_course.parallel:BucketedDDP"
 TIMEOUT_S = 10.0  # in one collective: programs take well below a second
 LIMIT_S = 40.0  # for one program on both wrappers
 SHRINK_S = 30.0
@@ -45,17 +40,9 @@ class Difference:
 class Search:
     """Compares cases on ranks that stay, one set of ranks per world size, replaced when a case has spoilt it."""
 
-    def __init__(self, ours: str = OURS):
-        self.ours = ours
+    def __init__(self) -> None:
         self.pools: dict[int, RankPool] = {}
         self.found: list[on_ranks.Found] = []  # rank 0's, of every case that ran to its end
-
-    def __enter__(self) -> Search:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for world_size in list(self.pools):
-            self.end(world_size)
 
     def pool(self, world_size: int) -> RankPool:
         if world_size not in self.pools or not self.pools[world_size].alive:
@@ -67,14 +54,14 @@ class Search:
     def end(self, world_size: int) -> None:
         self.pools.pop(world_size).__exit__(RankError)  # at once: the ranks may be out of step
 
-    def compare(self, case: Case) -> Difference | None:
-        """Return how the wrappers differ in `case`, or None.
+    def compare(self, case: Case, ours: type) -> Difference | None:
+        """Return how `ours` differs from torch's wrapper in `case`, or None.
 
         Raises:
             RankError: torch's wrapper, alone, does not come to an end either.
         """
         try:
-            answers = self.pool(case.world_size).run(on_ranks.compare, (case, self.ours), limit_s=LIMIT_S)
+            answers = self.pool(case.world_size).run(on_ranks.compare, (case, ours), limit_s=LIMIT_S)
         except RankError as error:
             self.end(case.world_size)
             self.pool(case.world_size).run(on_ranks.play_alone, (case,), limit_s=LIMIT_S)
@@ -88,7 +75,7 @@ class Search:
         text = "\n".join(f"rank {rank}: {answer.text}" for rank, answer in different)
         return Difference(case, different[0][1].kind, text)
 
-    def smallest(self, difference: Difference) -> Difference:
+    def smallest(self, difference: Difference, ours: type) -> Difference:
         """Drop operations and blocks, one by one, while the case differs in the same kind."""
         difference.smallest, deadline = difference.case, time.monotonic() + SHRINK_S
         smaller = True
@@ -98,7 +85,7 @@ class Search:
                 if time.monotonic() > deadline:
                     return difference
                 try:
-                    again = self.compare(case)
+                    again = self.compare(case, ours)
                 except RankError:  # a program that torch cannot carry out
                     self.end(case.world_size)
                     continue
@@ -107,11 +94,11 @@ class Search:
                     break
         return difference
 
-    def differences(self, seeds: Iterable[int], shrink: bool = True) -> Iterator[Difference]:
+    def differences(self, seeds: Iterable[int], ours: type = BucketedDDP, shrink: bool = True) -> Iterator[Difference]:
         """Compare the case of each seed, and yield those that differ, made smaller if `shrink`."""
         for seed in seeds:
-            if difference := self.compare(random_case(seed)):
-                yield self.smallest(difference) if shrink else difference
+            if difference := self.compare(random_case(seed), ours):
+                yield self.smallest(difference, ours) if shrink else difference
 
 
 def simpler(case: Case) -> Iterator[Case]:
@@ -135,25 +122,3 @@ def simpler(case: Case) -> Iterator[Case]:
         yield replace(case, wrapping={**case.wrapping, "bucket_cap_mb": 25})
     if case.world_size == 3:
         yield replace(case, world_size=2)
-
-
-def main() -> None:
-    """Compare the seeds named on the command line."""
-    parser = argparse.ArgumentParser(description="Compare random programs on torch's DDP and on ours.")
-    parser.add_argument("seeds", nargs="+", help="17, or 0-299")
-    parser.add_argument("--ours", default=OURS, help="module:name of the class that is compared with torch's")
-    parser.add_argument("--brief", action="store_true", help="one line for each difference, and nothing made smaller")
-    options = parser.parse_args()
-    ranges = [[int(end) for end in text.split("-")] for text in options.seeds]
-    seeds = [seed for one in ranges for seed in range(one[0], one[-1] + 1)]
-    start, count = time.monotonic(), 0
-    with Search(options.ours) as search:
-        for difference in search.differences(seeds, shrink=not options.brief):
-            count += 1
-            line = f"seed {difference.case.seed}, {difference.kind}: {difference.text.splitlines()[0]}"
-            print(line if options.brief else f"{difference}\n", flush=True)
-        raised = sum(bool(found.torch_error) for found in search.found)
-    print(
-        f"{len(seeds)} programs, {count} differ; torch raised in {raised} of those that ran; "
-        f"{time.monotonic() - start:.1f} s"
-    )

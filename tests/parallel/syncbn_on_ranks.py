@@ -7,34 +7,12 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.parallel import BucketedDDP, NaiveDDP, SyncBatchNorm
-from tests.parallel.replicas_on_ranks import message_of
+from ddp_course.grading.observe import Collectives
+from ddp_course.parallel import SyncBatchNorm
+from tests.refusals import message_of
 
 CHANNELS = 3
-
-
-class Counted:
-    """Counts the collectives that SyncBatchNorm starts."""
-
-    def __enter__(self):
-        self.calls: list[str] = []
-        self.real = {name: getattr(dist, name) for name in ("all_gather", "all_reduce")}
-        for name in self.real:
-            setattr(dist, name, self._counting(name))
-        return self
-
-    def _counting(self, name):
-        def call(*args, **kwargs):
-            self.calls.append(name)
-            return self.real[name](*args, **kwargs)
-
-        return call
-
-    def __exit__(self, *_):
-        for name, real in self.real.items():
-            setattr(dist, name, real)
 
 
 def the_batch(rows: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,41 +70,6 @@ def off_by_all(rank, world_size, cases):
     return [off_by(rank, world_size, *case) for case in cases]
 
 
-# --- Training --------------------------------------------------------------------------------------
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)]
-    return nn.Sequential(*layers).double()
-
-
-WRAPPERS = {"torch": DistributedDataParallel, "bucketed": BucketedDDP, "naive": NaiveDDP}
-
-
-def trained(rank: int, world_size: int, way: str, sizes, steps: int = 20) -> dict[str, torch.Tensor]:
-    """Train on this rank's rows; `way` "alone" is one process with BatchNorm on the whole batch."""
-    model = network()
-    rows, start = sum(sizes), sum(sizes[:rank])
-    mine = slice(start, start + sizes[rank])
-    replica = model if way == "alone" else WRAPPERS[way](SyncBatchNorm.convert(model))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        x, y = (torch.randn(rows, n, generator=generator, dtype=torch.float64) for n in (6, 2))
-        optimizer.zero_grad()
-        # So scaled that the mean over ranks is the mean over all rows, however they are divided.
-        ((replica(x[mine]) - y[mine]).square().sum() * world_size / rows).backward()
-        if way == "naive":
-            replica.average_gradients()
-        optimizer.step()
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def trained_all(rank, world_size, divisions):
-    return {(way, sizes): trained(rank, world_size, way, sizes) for way in WRAPPERS for sizes in divisions}
-
-
 # --- Single facts ------------------------------------------------------------------------------------
 
 
@@ -134,17 +77,14 @@ def facts(rank: int, world_size: int) -> dict:
     found: dict = {}
     layer = SyncBatchNorm(CHANNELS)
     x = torch.randn(4, CHANNELS, 2, 2, requires_grad=True)
-    with Counted() as counted:
-        y = layer(x)
-        found["forward"] = list(counted.calls)
-        y.sum().backward()
-        found["and backward"] = list(counted.calls)
-    with Counted() as counted, torch.no_grad():
+    with Collectives() as seen:
+        layer(x).sum().backward()
+    found["training"] = [(call.op, call.in_backward) for call in seen.calls]
+    with Collectives() as seen, torch.no_grad():
         layer(x)
-        found["no_grad"] = list(counted.calls)
         layer.eval()(x)
         SyncBatchNorm(CHANNELS, track_running_stats=False).eval()(x)
-        found["and eval"] = list(counted.calls)
+    found["no_grad and eval"] = [call.op for call in seen.calls]
 
     half = SyncBatchNorm(CHANNELS)(torch.randn(8, CHANNELS).bfloat16() + 100)
     found["bfloat16"] = (str(half.dtype), round(half.float().std(correction=0).item(), 1) > 0.5)

@@ -55,10 +55,10 @@ def test_float16_is_near_and_not_the_same(runs):
 def test_power_sgd_of_full_rank_is_exact_and_of_rank_one_sends_less(runs):
     exact, all_bytes = runs[0]["ours", "power 16"]
     torch.testing.assert_close(exact, runs[0]["ours", None][0], rtol=0, atol=1e-5)
-    numbers = {"layers.0": (16, 6), "layers.2": (16, 16), "layers.4": (3, 16)}
-    whole = sum(n * m + n for n, m in numbers.values())
+    shapes = [(16, 6), (16, 16), (3, 16)]
+    whole = sum(n * m + n for n, m in shapes)
     assert all_bytes == 30 * 4 * whole  # no factor is thinner than the matrix: everything goes as it is
-    assert runs[0]["ours", "power 1"][1] == 30 * 4 * sum(n + m + n for n, m in numbers.values())
+    assert runs[0]["ours", "power 1"][1] == 30 * 4 * sum(n + m + n for n, m in shapes)
 
 
 @pytest.mark.timeout(60)

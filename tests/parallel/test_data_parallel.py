@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ddp_course.models import MLP
-from ddp_course.parallel import DataParallel, gather, parallel_apply, replicate, scatter
+from ddp_course.parallel import DataParallel, gather, replicate, scatter
 from ddp_course.parallel.data_parallel import Traffic
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -38,6 +38,16 @@ def gradients(module: nn.Module, call, *inputs, **kwargs) -> list[torch.Tensor |
     weight = torch.linspace(1, 2, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
     (weight * output.square()).sum().backward()
     return [output.detach(), *(parameter.grad for parameter in module.parameters())]
+
+
+def assert_same(module: nn.Module, devices: list, *inputs, pick=lambda output: output, **kwargs) -> list:
+    """`module` on several devices has the outputs and gradients of one process; return them."""
+    parallel = DataParallel(module, devices)
+    expected = gradients(module, lambda: pick(module(*inputs, **kwargs)))
+    expected = [None if each is None else each.clone() for each in expected]
+    found = gradients(module, lambda: pick(parallel(*inputs, **kwargs)))
+    assert_all_close(found, expected)
+    return found
 
 
 def assert_all_close(found, expected):
@@ -233,19 +243,13 @@ def test_tied_frozen_and_unused_parameters_get_the_gradients_of_one_process():
         def forward(self, x):
             return self.tied[1](self.frozen(self.tied[0](x)))
 
-    module, x_NF = Odd().double(), torch.randn(7, 5, dtype=torch.float64)
-    expected = gradients(module, module, x_NF)
-    found = gradients(module, DataParallel(module, FOUR), x_NF)
-    assert_all_close(found, expected)
+    found = assert_same(Odd().double(), FOUR, torch.randn(7, 5, dtype=torch.float64))
     assert sum(gradient is None for gradient in found) == 4
 
 
 def test_a_recurrent_layer_uses_the_weights_of_its_replica():
     module, x = nn.LSTM(4, 3, batch_first=True).double(), torch.randn(6, 2, 4, dtype=torch.float64)
-    expected = gradients(module, lambda x: module(x)[0], x)
-    parallel = DataParallel(module, ["cpu"] * 2)
-    found = gradients(module, lambda x: parallel(x)[0], x)  # its states (layers, N, H) are joined along dim 0: unused
-    assert_all_close(found, expected)
+    assert_same(module, FOUR[:2], x, pick=lambda output: output[0])  # its states are joined along dim 0: unused
 
 
 def test_keyword_arguments_and_nested_inputs_and_outputs():
@@ -259,10 +263,8 @@ def test_keyword_arguments_and_nested_inputs_and_outputs():
 
     module = Nested().double()
     x, z, scale = (torch.randn(6, width, dtype=torch.float64) for width in (5, 5, 1))
-    parallel = DataParallel(module, FOUR)
-    expected = gradients(module, lambda: module((x, {"z": z}), scale=scale, by=3)["sum"])
-    assert_all_close(gradients(module, lambda: parallel((x, {"z": z}), scale=scale, by=3)["sum"]), expected)
-    torch.testing.assert_close(parallel((x, {"z": z}), scale=scale, by=3)["first"][0], x)
+    assert_same(module, FOUR, (x, {"z": z}), scale=scale, by=3, pick=lambda output: output["sum"])
+    torch.testing.assert_close(DataParallel(module, FOUR)((x, {"z": z}), scale=scale, by=3)["first"][0], x)
 
 
 def test_a_model_without_inputs_runs_once():
@@ -348,20 +350,13 @@ def test_a_module_that_is_not_on_the_master_and_missing_devices_are_refused():
         DataParallel(nn.Linear(2, 2), [])
 
 
-def test_parallel_apply_alone_returns_in_order():
-    outputs = parallel_apply([nn.Identity()] * 3, [(0,), (1,), (2,)], [{}] * 3, ["cpu"] * 3)
-    assert outputs == [0, 1, 2]
-
-
 # --- On GPUs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: none is there")
 def test_two_replicas_on_one_gpu_agree_with_one_process():
-    module, x_NF = model().cuda(), torch.randn(9, 5, dtype=torch.float64, device="cuda")
-    expected = gradients(module, module, x_NF)
-    assert_all_close(gradients(module, DataParallel(module, ["cuda:0", "cuda:0"]), x_NF), expected)
+    assert_same(model().cuda(), ["cuda:0", "cuda:0"], torch.randn(9, 5, dtype=torch.float64, device="cuda"))
 
 
 @pytest.mark.gpu

@@ -1,7 +1,6 @@
 """Does `BucketedDDP` do, in programs that nobody thought of, what torch's DistributedDataParallel does?
 
-pytest tests/parallel/test_fuzz.py --fuzz-seed 17       # one program, in the default test
-python -m tests.parallel.fuzz_on_ranks 17               # the same without pytest
+pytest tests/parallel/test_fuzz.py -k end_as_with_torch --fuzz-seed 17       # one program
 """
 
 from __future__ import annotations
@@ -21,13 +20,18 @@ FEW, MANY = range(40), range(40, 340)
 ENOUGH = 3  # differences; each is made smaller, which takes time
 
 
-def expect_no_difference(search: Search, seeds) -> None:
-    if found := list(islice(search.differences(seeds), ENOUGH)):
+@pytest.fixture(scope="module")
+def search():
+    """One for all tests: starting ranks costs more than a program."""
+    search = Search()
+    yield search
+    for world_size in list(search.pools):
+        search.end(world_size)
+
+
+def expect_no_difference(search: Search, *seeds_and_wrapper) -> None:
+    if found := list(islice(search.differences(*seeds_and_wrapper), ENOUGH)):
         pytest.fail("\n\n".join(map(str, found)), pytrace=False)
-
-
-def name_of(wrapper: type) -> str:
-    return f"{wrapper.__module__}:{wrapper.__name__}"
 
 
 # --- Without ranks ---------------------------------------------------------------------------------
@@ -77,30 +81,27 @@ def test_what_counts_as_a_difference():
 
 
 @pytest.mark.timeout(240)
-def test_random_programs_end_as_with_torch(request):
-    with Search() as search:
-        expect_no_difference(search, request.config.getoption("--fuzz-seed") or FEW)
+def test_random_programs_end_as_with_torch(search, request):
+    expect_no_difference(search, request.config.getoption("--fuzz-seed") or FEW)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_many_random_programs_end_as_with_torch():
-    with Search() as search:
-        expect_no_difference(search, MANY)
+def test_many_random_programs_end_as_with_torch(search):
+    expect_no_difference(search, MANY)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_torch_agrees_with_itself_and_programs_run_far():
-    with Search(name_of(fuzz_broken.OtherBuckets)) as search:
-        expect_no_difference(search, range(100))
-        assert sum(bool(found.torch_error) for found in search.found) < 20
-        assert sum(found.compared for found in search.found) > 1500
+def test_torch_agrees_with_itself_and_programs_run_far(search):
+    search.found.clear()
+    expect_no_difference(search, range(100), fuzz_broken.OtherBuckets)
+    assert sum(bool(found.torch_error) for found in search.found) < 20
+    assert sum(found.compared for found in search.found) > 1500
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("wrapper", fuzz_broken.BROKEN)
-def test_a_broken_wrapper_is_found(wrapper):
-    with Search(name_of(wrapper)) as search:
-        assert next(search.differences(MANY, shrink=False), None)
+def test_a_broken_wrapper_is_found(search, wrapper):
+    assert next(search.differences(MANY, wrapper, shrink=False), None)

@@ -4,7 +4,7 @@ The names are read from the file in the installed torch, without importing it. E
 RUN, on torch's DDP and on ours; NOT_OURS, on torch's alone; NOT_HERE, on neither. In a table the names stand under
 their reason. A torch that has other tests than MADE_FOR is no mistake: what is new is run and reported.
 
-Read next: `shim.py`, how they are run; `run.py`.
+Read next: `shim.py`, how they are run; `test_torchs_tests.py`.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ def in_installed_torch() -> list[str]:
         if isinstance(node, ast.FunctionDef)
     }
 
-    def speaks_of_it(name: str, seen: frozenset[str] = frozenset()) -> bool:
-        called = set(re.findall(r"self\.(\w+)\(", source[name])) & source.keys() - seen
-        return bool(SUBJECT.search(source[name])) or any(speaks_of_it(other, seen | {name}) for other in called)
-
-    return [name for name in source if name.startswith("test_") and speaks_of_it(name)]
+    calls = {name: set(re.findall(r"self\.(\w+)\(", code)) & source.keys() for name, code in source.items()}
+    found = {name for name, code in source.items() if SUBJECT.search(code)}
+    while more := {name for name, called in calls.items() if called & found} - found:
+        found |= more
+    return [name for name in source if name.startswith("test_") and name in found]

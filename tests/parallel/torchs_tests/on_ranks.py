@@ -3,7 +3,7 @@
 torch starts processes for every test. Here the ranks stay, and each test gets a process group of its own on the first
 two of them or on all, a private folder, and torch's own seed.
 
-Read next: `run.py`, which calls this on the ranks.
+Read next: `test_torchs_tests.py`, which calls this on the ranks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ TIMEOUT_S = 20.0  # in one collective; a few tests open groups with limits of th
 SEED = 1234
 
 
-def verdict(rank: int, _: int, name: str, world_size: int, ddp: str, folder: str) -> tuple[str, str]:
-    """Run torch's test `name` with the class `ddp` ("module:Class"), and return what it found, and what it said.
+def verdict(rank: int, _: int, name: str, world_size: int, ddp: type, folder: str) -> tuple[str, str]:
+    """Run torch's test `name` with the class `ddp`, and return what it found, and what it said.
 
     Ranks from `world_size` on take no part and have passed.
     """
     if rank >= world_size:
         return PASSED, ""
+    folder = f"{folder}/{world_size}-{ddp.__name__}"
+    os.makedirs(folder, exist_ok=True)
     environ = {"WORLD_SIZE": str(world_size), "RANK": str(rank), "BACKEND": "gloo", "TEMP_DIR": folder}
     environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # torch.compile would leave it behind
     environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"  # a command that would not do so here
@@ -50,16 +52,17 @@ def verdict(rank: int, _: int, name: str, world_size: int, ddp: str, folder: str
     return found
 
 
-def _run(name: str, rank: int, world_size: int, ddp: str, folder: str) -> None:
-    module, _, class_name = ddp.partition(":")
+def _run(name: str, rank: int, world_size: int, ddp: type, folder: str) -> None:
     file = shim.torchs_tests()
+    if not hasattr(_case(), name):
+        raise unittest.SkipTest("not in this torch")
     test = _case()(name)
     test.rank = rank
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", timedelta(seconds=TIMEOUT_S), world_size, rank)
     dist.barrier()
     importlib.import_module("torch.testing._internal.common_utils").set_rng_seed(SEED)
     with (
-        shim.in_place(getattr(importlib.import_module(module), class_name), rank),
+        shim.in_place(ddp, rank),
         importlib.import_module("torch._inductor.config").patch(compile_threads=1),  # no processes of its own
     ):
         try:

@@ -80,7 +80,7 @@ def other_writer(seen: Seen) -> str:
     return next((f"rank {rank} opens a file for writing" for rank in writers), "")
 
 
-def read(path: str | Path, of: Callable[[Any], Any] = lambda state: state) -> Any:
+def read(path: str | Path, of: Callable[[Any], Any]) -> Any:
     """Return what `of` takes from a file of torch.save; or a text, why there is nothing."""
     try:
         return of(torch.load(path, weights_only=True))

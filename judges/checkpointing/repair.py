@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from statistics import mean
 
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from ddp_course.grading import tasks
@@ -22,26 +20,13 @@ from ddp_course.grading.compare import close, short
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import all_of, equals, exercise, first_mistake, once
 from ddp_course.grading.isolated import plain
+from ddp_course.grading.means import mean_slips
+from ddp_course.grading.noted import Noted, numbered
 from ddp_course.grading.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer, read
 
 BATCH, STEPS, EPOCHS, RATE = 4, 3, 3, 0.1  # rows of a batch, steps of an epoch
 SLOW_S = 0.05
-
-
-class Noted(nn.Module):
-    """A linear model that notes which rows it is trained on: the first column is the row's number."""
-
-    def __init__(self, n_rows: int, seed: int):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.linear = nn.Linear(3, 1)
-        self.n_rows, self.steps = n_rows, []
-
-    def forward(self, x):
-        if self.training and torch.is_grad_enabled():
-            self.steps.append([round(number * self.n_rows) for number in x[:, 0].tolist()])
-        return self.linear(x)
 
 
 @dataclass(frozen=True)
@@ -53,21 +38,25 @@ class Case:
     n_rows: int
     n_held_out: int
 
+    def model(self) -> Noted:
+        """Return the linear model that is trained."""
+        return Noted(tasks.net(self.seed, 3, 1).float())
+
     def rows(self, held_out: bool = False) -> TensorDataset:
-        """Return rows that are numbered in their first column."""
+        """Return numbered rows, and their targets."""
         n_rows, generator = self.n_held_out if held_out else self.n_rows, torch.Generator()
         x = torch.rand(n_rows, 3, generator=generator.manual_seed(self.seed + held_out))
-        x[:, 0] = torch.arange(n_rows) / n_rows
-        return TensorDataset(x, 3 * torch.randn(n_rows, 1, generator=generator))
+        return TensorDataset(numbered(x), 3 * torch.randn(n_rows, 1, generator=generator))
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Run the script; note its rows, its weights, its loss and what it did to files."""
-    model = Noted(case.n_rows, case.seed)
+    model = case.model()
     with file_events(function, case.path, 0 if rank else SLOW_S) as events:
         loss = function(rank, world_size, model, case.rows(), case.rows(held_out=True), EPOCHS, Path(case.path))
     file = read(case.path, lambda state: {name: value.flatten().tolist() for name, value in state.items()})
-    return Note(steps=model.steps, weights=tasks.weights(model), loss=plain(loss), events=events, file=file)
+    steps = [rows for learns, training, rows in model.passes if learns and training]
+    return Note(steps=steps, weights=tasks.weights(model), loss=plain(loss), events=events, file=file)
 
 
 def rounds(rng: Random, folder: Path) -> list[Round]:
@@ -124,11 +113,10 @@ def apart(seen: Seen) -> Fault | None:
 
 def one_process(seen: Seen, times: float = 1) -> list[float]:
     """Repeat the steps on the rows that the ranks saw; `times`: a factor too much in the gradients."""
-    model, (x, y) = Noted(seen.case.n_rows, seen.case.seed).double(), seen.case.rows().tensors
+    model, (x, y) = seen.case.model().double(), seen.case.rows().tensors
     for parts in zip(*(note["steps"] for note in seen.everyone), strict=True):
         rows = sum(parts, [])
-        given = x[rows].double(), y[rows].double()
-        tasks.descend(model, times * tasks.gradient(model.linear, given), RATE)
+        tasks.descend(model, times * tasks.gradient(model, (x[rows].double(), y[rows].double())), RATE)
     return tasks.weights(model)
 
 
@@ -142,26 +130,32 @@ averaged = equals(
 )
 
 
-def loss(seen: Seen) -> Fault | None:
-    """The loss is of each rank's model on its own rows, or of this rank's on all rows."""
-    (x, y), n, errors = seen.case.rows(held_out=True).tensors, seen.case.n_held_out, []
-    for note in seen.everyone:
-        weights = torch.tensor(note["weights"], dtype=torch.float64)
-        errors.append((x.double() @ weights[:3] + weights[3] - y[:, 0].double()).square())
-    own = [part[rank :: seen.world_size] for rank, part in enumerate(errors)]
-    total, means = sum(part.sum().item() for part in own), [part.mean().item() for part in own]
-    rows = " and ".join(map(str, sorted({len(part) for part in own}, reverse=True)))
-    alone = "this is the mean of one rank's rows; add up the sums and the counts of all ranks"
-    added = "this is a sum over the ranks; divide by the number of all rows"
-    ways = [
-        *(("", total / n), ("", errors[seen.rank].mean().item())),
-        (f"this is the mean of the ranks' means, but they have {rows} rows; add up sums and counts", mean(means)),
-        *((alone, means[seen.rank]), (alone, means[0]), (added, total), (added, sum(means))),
-        ("sum of all squared errors, over the number of all rows; on every rank", seen["loss"]),
-    ]
-    cause = next((cause for cause, value in ways if close(seen["loss"], value, 1e-4)), ways[-1][0])
-    expected = f"{total / n:.5g}, the mean over all {n} held-out rows"
-    return first_mistake(expected, {cause: cause and short(seen["loss"])}, seen.rank)
+def errors(seen: Seen) -> list[torch.Tensor]:
+    """Return the squared error of each rank's model on each held-out row."""
+    x, y = (tensor.double() for tensor in seen.case.rows(held_out=True).tensors)
+    weights = [torch.tensor(note["weights"], dtype=torch.float64) for note in seen.everyone]
+    return [(x[:, :3] @ w[:3] + w[3] - y[:, 0]).square() for w in weights]
+
+
+def own_errors(seen: Seen) -> list[torch.Tensor]:
+    """Return the same on the rows that a rank should look at."""
+    return [part[rank :: seen.world_size] for rank, part in enumerate(errors(seen))]
+
+
+def held_out_loss(seen: Seen) -> torch.Tensor:
+    """Return the loss of each rank's model on its own rows, or of this rank's on all rows, which will do."""
+    alone = errors(seen)[seen.rank].mean()
+    return alone if close(seen["loss"], alone, 1e-4) else torch.cat(own_errors(seen)).mean()
+
+
+loss = equals(
+    lambda seen, right: f"{right:.5g}, the mean over all {seen.case.n_held_out} held-out rows",
+    held_out_loss,
+    lambda seen: mean_slips(own_errors(seen), seen.rank),
+    "sum of all squared errors, over the number of all rows; on every rank",
+    of="loss",
+    tolerance=1e-4,
+)
 
 
 def file(seen: Seen) -> Fault | None:

@@ -20,6 +20,7 @@ from ddp_course.grading.observe import Collectives
 from ddp_course.grading.play import Note, Round, Seen
 from judges.ddp_from_scratch import nets
 from judges.ddp_from_scratch.average import FIRST_HALF, bytes_of, gradients, sent_once, uneven, weights
+from judges.ddp_from_scratch.nets import weights_of
 from judges.ddp_from_scratch.start import HINTS as ALL_HINTS
 from judges.ddp_from_scratch.start import READY, rank_0s
 
@@ -48,7 +49,7 @@ def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
             seen.calls.clear()
 
         found = task.train(model, backward)
-    return Note(note, gradients=found, sent=within, between=between, weights=nets.weights_of(model))
+    return Note(note, gradients=found, sent=within, between=between, weights=weights_of(model))
 
 
 def _values(model: nn.Module) -> nets.Values:

@@ -29,34 +29,35 @@ PATIENCE_S = 0.5  # of a rank that waits for one that never comes
 LOST_S = 4.0  # of one that waits for a rank whose replica is gone: torch's DDP keeps the connections open
 ENOUGH_S = 10.0  # for everything else
 
-# The broken lines. `rank` is this rank and `bad` the one that makes the mistake; `detail` is what it does instead.
+# The usual detail and the broken lines. `rank` is this rank and `bad` the one that makes the mistake; `detail` is what
+# it does instead.
 PROGRAMS = {
-    "one-rank-raises": """
+    "one-rank-raises": ("KeyError('label 17')", """
         gradient = torch.ones(1000)
         for step in range(3):
             if rank == bad and step == 1:
                 raise {detail}
             dist.all_reduce(gradient)
-    """,
-    "skipped-collective": """
+    """),
+    "skipped-collective": ("2", """
         gradient = torch.ones(1000)
         for step in range(3):
             if rank == bad and step == {detail}:
                 break
             dist.all_reduce(gradient)
-    """,
-    "collective-order": """
+    """),
+    "collective-order": ("1", """
         gradient, weights = torch.ones(1000), torch.ones(1000)
         dist.all_reduce(gradient)
         calls = [dist.all_reduce, lambda weights: dist.broadcast(weights, src=0)]
         for call in calls[::{detail} if rank == bad else -{detail}]:
             call(weights)
-    """,
-    "collective-shape": """
+    """),
+    "collective-shape": ("24", """
         gradient = torch.ones(1000 + {detail} * (rank == bad))
         dist.all_reduce(gradient)
-    """,
-    "unused-parameters": """
+    """),
+    "unused-parameters": ("2", """
         class Net(torch.nn.Module):
             def __init__(self):
                 super().__init__()
@@ -70,15 +71,8 @@ PROGRAMS = {
         replica = torch.nn.parallel.DistributedDataParallel(Net())
         for step in range(2):
             replica(torch.ones(2, 4)).sum().backward()
-    """,
-}
-USUAL = {
-    "one-rank-raises": "KeyError('label 17')",
-    "skipped-collective": "2",
-    "collective-order": "1",
-    "collective-shape": "24",
-    "unused-parameters": "2",
-}
+    """),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,22 +97,14 @@ def last_words(name: str, rank: int = 1, world_size: int = 3) -> list[str]:
         raise ValueError(f"no failure {name!r}; there are {', '.join(PROGRAMS)}")
     if not 0 <= rank < world_size or world_size < 3:
         raise ValueError(f"rank {rank} of {world_size}: give a rank below world_size, which is 3 or more")
-    return provoke([Case(name, rank, USUAL[name])], world_size)[0]
+    return provoke([Case(name, rank, PROGRAMS[name][0])], world_size)[0]
 
 
 def provoke(cases: list[Case], world_size: int) -> list[list[str]]:
     """Provoke each failure in turn, and return for each what the ranks say, by rank."""
     with tempfile.TemporaryDirectory() as folder:
-        by_rank = launch(
-            _all_words,
-            world_size,
-            args=(cases, folder),
-            init=False,
-            backend="gloo",
-            start_method="forkserver",
-            limit_s=60.0,
-            quiet=True,
-        )
+        how = {"init": False, "backend": "gloo", "start_method": "forkserver", "limit_s": 60.0, "quiet": True}
+        by_rank = launch(_all_words, world_size, args=(cases, folder), **how)
     return [list(said) for said in zip(*by_rank, strict=True)]
 
 
@@ -145,7 +131,7 @@ def _words(rank: int, world_size: int, case: Case, path: str) -> str:
 
 
 def _run(rank: int, case: Case) -> str:
-    lines = textwrap.dedent(PROGRAMS[case.name]).strip().format(detail=case.detail).splitlines(True)
+    lines = textwrap.dedent(PROGRAMS[case.name][1]).strip().format(detail=case.detail).splitlines(True)
     source = ["import torch\n", "import torch.distributed as dist\n", "\n", "def train(rank, bad):\n"]
     source += ["    " + line for line in lines]
     linecache.cache["train.py"] = (sum(map(len, source)), None, source, "train.py")

@@ -57,7 +57,7 @@ def with_other_size(rng: Random, world_size: int) -> Case:
 def with_windows(rng: Random, world_size: int) -> Case:
     """The recorders kept windows of other lengths; one rank has another operation in the part that all have."""
     records, found = with_other_op(rng, world_size)
-    starts = rng.sample(range(4), world_size) if world_size <= 4 else [0] * world_size
+    starts = rng.sample(range(4), world_size)
     return [of_rank[start:] for of_rank, start in zip(records, starts, strict=True)], found
 
 

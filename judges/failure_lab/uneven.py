@@ -14,31 +14,16 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import nn
 
 from ddp_course.grading import tasks
 from ddp_course.grading.compare import close, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, equals, exercise, once, turned
+from ddp_course.grading.expect import all_of, equals, exercise, first_mistake, once, turned
 from ddp_course.grading.isolated import plain
+from ddp_course.grading.noted import Noted, numbered
 from ddp_course.grading.play import Note, Round, Seen
 
 BATCH, RATE = 3, 0.1
-
-
-class Noted(nn.Module):
-    """A linear model that notes which rows it is trained on: the last column is the row's number."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.linear = nn.Linear(3, 1)
-        self.rows: list[int] = []
-
-    def forward(self, x):
-        if torch.is_grad_enabled():
-            self.rows += [round(number) for number in x[:, 3].tolist()]
-        return self.linear(x[:, :3])
 
 
 @dataclass(frozen=True)
@@ -48,13 +33,16 @@ class Case:
     seed: int
     counts: tuple[int, ...]
 
+    def model(self) -> Noted:
+        """Return the linear model that is trained."""
+        return Noted(tasks.net(self.seed, 3, 1).float())
+
     def batches(self) -> list[list[tasks.Batch]]:
         """Make the batches of each rank; all rows are numbered."""
         generator = torch.Generator().manual_seed(self.seed)
 
         def batch(number: int) -> tasks.Batch:
-            x = torch.randn(BATCH, 4, generator=generator)
-            x[:, 3] = torch.arange(number, number + BATCH)
+            x = numbered(torch.randn(BATCH, 3, generator=generator), number)
             return x, 3 * torch.randn(BATCH, 1, generator=generator)
 
         made = iter([batch(number) for number in range(0, BATCH * sum(self.counts), BATCH)])
@@ -63,9 +51,10 @@ class Case:
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the result, the rows and the weights after training on this rank's batches, given one by one."""
-    model = Noted(case.seed)
+    model = case.model()
     result = function(rank, world_size, model, iter(case.batches()[rank]), RATE)  # a stream does not know its end
-    return Note(value=plain(result), rows=model.rows, weights=tasks.weights(model))
+    rows = sum((rows for learns, _, rows in model.passes if learns), [])
+    return Note(value=plain(result), rows=rows, weights=tasks.weights(model))
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -87,7 +76,7 @@ def trained(seen: Seen, end=max, divisor=len, keep: bool = False) -> list[float]
         divisor: of the batches of a step, by what the sum of their gradients is divided.
         keep: whether the gradients of the steps before are still in each step's.
     """
-    model, batches, kept_P = Noted(seen.case.seed).double(), seen.case.batches(), 0.0
+    model, batches, kept_P = seen.case.model().double(), seen.case.batches(), 0.0
     for step in range(end(seen.case.counts)):
         present = [of_rank[step] for of_rank in batches if step < len(of_rank)]
         sum_P = sum(tasks.gradient(model, (x.double(), y.double())) for x, y in present)
@@ -134,21 +123,24 @@ count = equals(
 )
 
 
-def rows(seen: Seen) -> Fault | None:
-    """Each row is trained on once."""
-    counts = seen.case.counts
-    said = f"each of {BATCH * sum(counts)} rows trained on once; the ranks have {list(counts)} batches"
-    each = [seen.of(rank)["rows"] for rank in range(seen.world_size)]
-    for rank, (own, n_batches) in enumerate(zip(each, counts, strict=True)):
-        found = f"{len(own) // BATCH} batches, and the rank has {n_batches}"
-        if len(own) // BATCH < n_batches:
-            return Fault(said, found, rank, "rows are lost: the ranks stop when the first of them has no more batches")
-        if len(own) // BATCH > n_batches:
-            cause = "batches are used again to fill up; a rank without a batch takes part, but with nothing"
-            return Fault(said, found, rank, cause)
-    row, times = Counter(sum(each, [])).most_common(1)[0]
-    return Fault(said, f"row {row} {times} times", cause="train on each batch once") if times > 1 else None
+lost = "rows are lost: the ranks stop when the first of them has no more batches"
+n_batches = equals(
+    "each batch of this rank once, so their number is",
+    lambda seen: seen.case.counts[seen.rank],
+    lambda seen: [(lost, fewer) for fewer in range(seen.case.counts[seen.rank])],
+    "batches are used again to fill up; a rank without a batch takes part, but with nothing",
+    of=lambda seen: len(seen["rows"]) // BATCH,
+    tolerance=0,
+)
 
+
+def no_row_twice(seen: Seen) -> Fault | None:
+    """No row is trained on again."""
+    row, times = Counter(sum((note["rows"] for note in seen.everyone), [])).most_common(1)[0]
+    return first_mistake("each row once", {"train on each batch once": times > 1 and f"row {row} {times} times"})
+
+
+rows = all_of(n_batches, once(no_row_twice))
 
 UNEVEN = exercise(
     "12.3",
@@ -158,10 +150,10 @@ UNEVEN = exercise(
     act=act,
     rounds=rounds,
     checks={
-        "rows": ("each row is trained on once", 1, once(rows), "uneven"),
+        "rows": ("each row is trained on once", 1, rows, "uneven"),
         "whole": ("the weights are those of one process", 2, weights, "uneven"),
         "count": ("every rank returns the number of all rows", 1, count, "uneven"),
-        "none": ("all of this with a rank that has no batch", 1, all_of(once(rows), weights, count), "empty"),
+        "none": ("all of this with a rank that has no batch", 1, all_of(rows, weights, count), "empty"),
     },
     hints={
         r"has no len|object of type 'list_iterator'": "`batches` is an iterator: take them one by one, next(...)",

@@ -13,8 +13,9 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,32 +25,16 @@ from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import equals, exercise, first_mistake, once
 from ddp_course.grading.isolated import plain
+from ddp_course.grading.means import mean_slips
+from ddp_course.grading.noted import Noted, numbered
 from ddp_course.grading.play import Note, Round, Seen
 
 BATCH, RATE, MARGIN = 8, 0.05, 1.05  # a validation is better or worse by 5 % at least
 STEPS = 12
 
 
-class Noted(nn.Module):
-    """A small network with running statistics; notes which validation rows it sees, and its mode in each step."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.norm, self.linear = nn.BatchNorm1d(3, momentum=0.3), nn.Linear(3, 1)
-        self.seen: list[list[int]] = []  # of each forward without gradients: the rows' numbers
-        self.modes: list[bool] = []  # of each forward with gradients
-
-    def forward(self, x):
-        if torch.is_grad_enabled():
-            self.modes.append(self.training)
-        else:
-            self.seen.append([round(number) for number in x[:, 3].tolist()])
-        return self.linear(self.norm(x[:, :3]))
-
-
 @dataclass(frozen=True)
-class Task:
+class Case:
     """One run: all ranks' batches, the held-out rows, and how often to validate."""
 
     seed: int
@@ -57,15 +42,18 @@ class Task:
     n_held_out: int
     every: int
 
+    def model(self) -> Noted:
+        """Return the small network, with running statistics."""
+        return Noted(nn.Sequential(nn.BatchNorm1d(3, momentum=0.3), *tasks.net(self.seed, 3, 1)).float())
+
     def data(self) -> tuple[list[list[tasks.Batch]], tasks.Batch]:
         """Make the batches of each rank, and the held-out rows; from the middle on, the batches teach nonsense."""
         generator = torch.Generator().manual_seed(self.seed)
         answer = torch.randn(3, 1, generator=generator)
 
         def rows(n: int, shift: float) -> tasks.Batch:
-            x = torch.randn(n, 4, generator=generator) + shift  # another shift, other running statistics
-            x[:, 3] = torch.arange(n)
-            return x, x[:, :3] @ answer
+            x = torch.randn(n, 3, generator=generator) + shift  # another shift, other running statistics
+            return numbered(x), x @ answer
 
         good = STEPS // 2
         batches = [[rows(BATCH, rank / 2) for _ in range(STEPS)] for rank in range(self.world_size)]
@@ -76,29 +64,23 @@ class Task:
         return batches, (x, y * factors)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run, and what a right answer returns."""
+class Course(NamedTuple):
+    """What one process does, which a right answer does, too."""
 
-    task: Task
     losses: list[float]  # of each validation
     step: int
-    own: list[float]  # the best validation's mean over each rank's share
+    squares: list[torch.Tensor]  # of each rank's share, in the best validation
     clear: bool  # no two validations are close to each other, and not all ranks' own rows tell the same stop
 
-    @property
-    def best(self) -> float:
-        """The least of the losses."""
-        return min(self.losses)
 
-
-def repeated(task: Task) -> Case:
+@cache
+def one_process(case: Case) -> Course:
     """Train in one process, validate on all rows, and stop where the ranks should."""
-    batches, (x, y) = task.data()
-    model, found = Noted(task.seed).double(), []
+    batches, (x, y) = case.data()
+    model, found = case.model().double(), []
     for step in range(1, STEPS + 1):
         _step(model, [of_rank[step - 1] for of_rank in batches])
-        if step % task.every == 0:
+        if step % case.every == 0:
             model.eval()
             with torch.no_grad():
                 found.append((model(x.double()) - y.double()).square().flatten())
@@ -106,17 +88,16 @@ def repeated(task: Task) -> Case:
             if len(found) > 1 and found[-1].mean() > found[-2].mean():
                 break
     squares_VR = torch.stack(found)  # validations, rows
-    losses, ranks, last = squares_VR.mean(1).tolist(), range(task.world_size), len(found) - 1
-    strided = [squares_VR[:, rank :: task.world_size].mean(1).tolist() for rank in ranks]
-    blocks = [part.mean(1).tolist() for part in squares_VR.tensor_split(task.world_size, dim=1)]
-    n_even = task.n_held_out // task.world_size * task.world_size  # to leave out the rest is a mistake of its own
-    of_means = torch.tensor(strided).mean(0).tolist()
-    clear = step < STEPS and {_turn(part) for part in (losses, of_means, squares_VR[:, :n_even].mean(1).tolist())} == {
-        last
-    }
+    losses, last = squares_VR.mean(1).tolist(), len(found) - 1
+    strided = [squares_VR[:, rank :: case.world_size].mean(1).tolist() for rank in range(case.world_size)]
+    blocks = [part.mean(1).tolist() for part in squares_VR.tensor_split(case.world_size, dim=1)]
+    n_even = case.n_held_out // case.world_size * case.world_size  # to leave out the rest is a mistake of its own
+    together = losses, torch.tensor(strided).mean(0).tolist(), squares_VR[:, :n_even].mean(1).tolist()
+    clear = step < STEPS and {_turn(part) for part in together} == {last}
     for shares in (strided, blocks):
         clear &= any(_turn(own) not in (None, last) for own in shares)
-    return Case(task, losses, step, [own[losses.index(min(losses))] for own in strided], clear)
+    best_R = squares_VR[losses.index(min(losses))]
+    return Course(losses, step, [best_R[rank :: case.world_size] for rank in range(case.world_size)], clear)
 
 
 def _turn(losses: list[float]) -> int | None:
@@ -145,28 +126,31 @@ def rounds(rng: Random) -> list[Round]:
         chosen = [_chosen(rng, world_size) for world_size in rng.sample((2, 3, 4), 2)]
     finally:
         torch.set_num_threads(threads)
-    return [Round(case.task.world_size, [(name, case)]) for name, case in zip(("one", "two"), chosen, strict=True)]
+    return [Round(case.world_size, [(name, case)]) for name, case in zip(("one", "two"), chosen, strict=True)]
 
 
 def _chosen(rng: Random, world_size: int) -> Case:
     while True:
         n_held_out = world_size * rng.randint(2, 4) + rng.randint(1, world_size - 1)
-        case = repeated(Task(rng.randint(1, 10_000), world_size, n_held_out, rng.choice((2, 3))))
-        if case.clear and len(case.losses) >= 3:
+        case = Case(rng.randint(1, 10_000), world_size, n_held_out, rng.choice((2, 3)))
+        if one_process(case).clear and len(one_process(case).losses) >= 3:
             return case
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note what comes back, the rows that are predicted and the modes of the steps."""
-    batches, held_out = case.task.data()
-    model = Noted(case.task.seed)
-    result = plain(function(rank, world_size, model, batches[rank], held_out, case.task.every))
-    return Note(result=result if isinstance(result, list) else [result], seen=model.seen, modes=model.modes)
+    (batches, held_out), model = case.data(), case.model()
+    result = plain(function(rank, world_size, model, batches[rank], held_out, case.every))
+    return Note(
+        result=result if isinstance(result, list) else [result],
+        predicted=sum((rows for learns, _, rows in model.passes if not learns), []),
+        modes=[training for learns, training, _ in model.passes if learns],
+    )
 
 
 def stop(seen: Seen) -> Fault | None:
     """The rank stops after the same step as one process, and says so."""
-    steps, result, right = len(seen["modes"]), seen["result"], seen.case.step
+    steps, result, right = len(seen["modes"]), seen["result"], one_process(seen.case).step
     mistakes = {
         "this rank does not stop; all ranks must know the loss, and stop by it":
             steps == STEPS and f"{steps} steps",
@@ -181,44 +165,33 @@ def stop(seen: Seen) -> Fault | None:
 
 def slips(seen: Seen) -> Iterator[tuple[str, Any]]:
     """Wrong losses."""
-    own, best = seen.case.own, seen.case.best
-    for rank in (seen.rank, 0):
-        yield "this is the mean of one rank's rows; add up sums and counts over the ranks", own[rank]
-    yield (
-        "this is the mean of the ranks' means, but their shares are unequal; add up sums and counts",
-        sum(own) / len(own),
-    )
-    for total in (best * seen.case.task.n_held_out, sum(own)):
-        yield "this is a sum over the ranks; divide by the number of all rows", total
+    best = min(one_process(seen.case).losses)
+    yield from mean_slips(one_process(seen.case).squares, seen.rank)
     yield "every rank has the loss of all rows already, so do not divide by the ranks", best / seen.world_size
-    if isinstance(seen["result"][0], int | float) and abs(seen["result"][0] - best) < 0.5 * best:
-        yield (
-            (
-                "close, but not it: either another validation's loss, or each rank predicted with its own running "
-                "statistics; the forward of `replica` hands out rank 0's, that of `replica.module` does not"
-            ),
-            seen["result"][0],
-        )
+    close = (
+        "close, but not it: either another validation's loss, or each rank predicted with its own running statistics; "
+        "the forward of `replica` hands out rank 0's, that of `replica.module` does not"
+    )
+    if abs(seen["result"][0] - best) < 0.5 * best:
+        yield close, seen["result"][0]
 
 
 loss = equals(
-    lambda seen, right: f"{right:.5g}, the best mean over all {seen.case.task.n_held_out} rows",
-    lambda seen: seen.case.best,
+    lambda seen, right: f"{right:.5g}, the best mean over all {seen.case.n_held_out} rows",
+    lambda seen: min(one_process(seen.case).losses),
     slips,
     "the sum of squared errors of all rows, over their number; the least of all validations",
     of=lambda seen: seen["result"][0],
     tolerance=1e-3,
-    form=lambda found: (
-        "" if type(found) in (int, float) else "return a number on every rank: the best loss, as a float"
-    ),
+    form=lambda found: "" if isinstance(found, int | float) else "return a number on every rank: the best loss",
 )
 
 
 def shared(seen: Seen) -> Fault | None:
     """Each row is predicted once in each validation, by one rank."""
-    n_rows, times = seen.case.task.n_held_out, len(seen.case.losses)
-    shown = [sum(seen.of(rank)["seen"], []) for rank in range(seen.world_size)]
-    sizes, counts = [len(rows) for rows in shown], Counter(sum(shown, []))
+    n_rows, times = seen.case.n_held_out, len(one_process(seen.case).losses)
+    predicted = [note["predicted"] for note in seen.everyone]
+    sizes, counts = [len(rows) for rows in predicted], Counter(sum(predicted, []))
     wrong = next((row for row in range(n_rows) if counts[row] != times), None)
     mistakes = {
         "every rank does all of the work; take x[rank::world_size]":

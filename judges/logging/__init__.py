@@ -8,5 +8,3 @@ from judges.logging.mean import MEAN
 from judges.logging.writer import WRITER
 
 EXERCISES = (MEAN, WRITER, EVALUATE)
-
-__all__ = ["EVALUATE", "EXERCISES", "MEAN", "WRITER"]

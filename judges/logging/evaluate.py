@@ -16,8 +16,9 @@ import torch
 from ddp_course.grading.compare import flat
 from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, talks
 from ddp_course.grading.isolated import plain
+from ddp_course.grading.means import mean_slips
 from ddp_course.grading.play import Note, Round, Seen
-from judges.logging.shards import SAME, SKIPPED, losses, mean_slips, unequal
+from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
 MANY_ROWS = 300  # 20 bytes each, so rows on the way cannot be taken for counts
 PARTS = ("mean", "worst", "confusion", "f1")
@@ -88,25 +89,19 @@ def worst_slips(seen: Seen) -> Iterator[tuple[str, float]]:
 
 def confusion_slips(seen: Seen) -> Iterator[tuple[str, torch.Tensor]]:
     own = seen.case.counted()
-    yield (
-        "rows and columns are exchanged; confusion[label][guess] counts the rows with this label and guess",
-        sum(own).T,
-    )
+    exchanged = "rows and columns are exchanged; confusion[label][guess] counts the rows with this label and guess"
+    once = "indexing with += counts a pair once, however often it occurs; use bincount(label * classes + guess)"
+    yield exchanged, sum(own).T
     yield ALONE, own[seen.rank]
     yield "these are means over the ranks; counts are added up", sum(own) / len(own)
-    yield (
-        "indexing with += counts a pair once, however often it occurs; use bincount(label * classes + guess)",
-        sum(counts.clamp(max=1) for counts in own),
-    )
+    yield once, sum(counts.clamp(max=1) for counts in own)
 
 
 def f1_slips(seen: Seen) -> Iterator[tuple[str, torch.Tensor]]:
     own = seen.case.counted()
     yield ALONE, _f1(own[seen.rank])
-    yield (
-        "this is the mean of the ranks' F1; add the counts up first, then use the formula once",
-        sum(map(_f1, own)) / len(own),
-    )
+    of_means = "this is the mean of the ranks' F1; add the counts up first, then use the formula once"
+    yield of_means, sum(map(_f1, own)) / len(own)
 
 
 def _form(*sizes: str) -> Form:
@@ -116,9 +111,8 @@ def _form(*sizes: str) -> Form:
         if found is None:
             return "return mean_loss, worst_loss, confusion, f1, on every rank"
         if any(number != number for number in flat(found) or []):
-            return (
-                "nan: 0 was divided by 0; a rank without rows sends zeros, and the F1 of a class that never occurs is 0"
-            )
+            zeros = "a rank without rows sends zeros, and the F1 of a class that never occurs is 0"
+            return f"nan: 0 was divided by 0; {zeros}"
         depth = 0
         while isinstance(found, list):
             found, depth = found[0] if found else None, depth + 1

@@ -1,6 +1,6 @@
 """09.1 `mean_loss(rank, world_size, losses)`: is it the mean over all rows, on every rank, with little talk?
 
-Read `shards.py` first, which has the rows and the slips. Read next: `writer.py`.
+Read `shards.py` first. Read next: `writer.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from random import Random
 import torch
 
 from ddp_course.grading.expect import equals, exercise, one_number, refuses, talks
+from ddp_course.grading.means import mean_slips
 from ddp_course.grading.play import Round
-from judges.logging.shards import SAME, SKIPPED, losses, mean_slips, unequal
+from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
 MANY_ROWS = 600  # so many that rows on the way cannot be taken for sums
 REFUSALS = (ValueError, ZeroDivisionError, AssertionError)

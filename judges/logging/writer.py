@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -22,7 +23,7 @@ import torch
 from ddp_course.grading import observe
 from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import equals, exercise, once
+from ddp_course.grading.expect import equals, exercise, first_mistake, once
 from ddp_course.grading.play import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED
 
@@ -137,25 +138,21 @@ def lines(seen: Seen) -> Fault | None:
     steps = [line["step"] for line in found or []]
     if steps == due:
         return None
-    if not text:
-        cause = "rank 0 writes the lines to `path`"
-    elif not found:
-        cause = 'each line is a JSON object of its own, such as {"step": 10, "loss": 0.25}; json.dumps makes it'
-        cause = "a line ends with a newline, and json.dump writes none" if "}{" in text else cause
-    elif steps == due[-1:]:
-        cause = 'mode "w" empties the file each time it is opened; open it once, or with "a"'
-    elif len(steps) > len(due) and sorted(set(steps)) == due:
-        cause = "lines are there more than once: every rank writes; let rank 0 write alone"
-    elif steps in ([step - 1 for step in due], [step - step % due[0] for step in due]) or steps[:1] == [0]:
-        cause = "steps count from 1 here; the first line is due after step `every`"
-    elif set(due) < set(steps):
-        cause = f"only every {due[0]}th step has a line; the steps after the last one have none"
-    else:
-        cause = f"after the steps {due[0]}, {due[1]}, ... a line is due, and at no other"
     first = text.splitlines()[0][:60] if text else "no file, or an empty one"
-    return Fault(
-        f"lines for the steps {due}", f"lines for the steps {short(steps, 8)}" if found else first, cause=cause
-    )
+    shown = f"lines for the steps {short(steps, 8)}" if found else first
+    earlier = [step - 1 for step in due], [step - step % due[0] for step in due]
+    mistakes = {
+        "rank 0 writes the lines to `path`": not text,
+        "a line ends with a newline, and json.dump writes none": not found and "}{" in text,
+        'each line is a JSON object of its own, such as {"step": 10, "loss": 0.25}; json.dumps makes it': not found,
+        'mode "w" empties the file each time it is opened; open it once, or with "a"': steps == due[-1:],
+        "lines are there more than once: every rank writes; let rank 0 write alone":
+            len(steps) > len(due) and sorted(set(steps)) == due,
+        "steps count from 1 here; the first line is due after step `every`": steps in earlier or steps[:1] == [0],
+        f"only every {due[0]}th step has a line; the steps after the last one have none": set(due) < set(steps),
+        f"after the steps {due[0]}, {due[1]}, ... a line is due, and at no other": True,
+    }  # fmt: skip
+    return first_mistake(f"lines for the steps {due}", {why: made and shown for why, made in mistakes.items()})
 
 
 def there(seen: Seen) -> dict[int, float]:
@@ -163,52 +160,48 @@ def there(seen: Seen) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in seen.case.lines() or [] if line["step"] in seen.case.due}
 
 
-def each_line(loss_of: Callable[[list, list], float]) -> Callable[[Seen], list[float]]:
-    """Return what gives the loss of each line, from every rank's steps since the line before, and all so far."""
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # the losses and rows of some steps, each (W, S)
+
+
+def each_line(loss_of: LossOf, from_start: bool = False) -> Callable[[Seen], list[float]]:
+    """Return what gives the loss of each line, from the steps since the line before, or from all so far."""
 
     def losses(seen: Seen) -> list[float]:
-        every, steps = seen.case.every, seen.case.steps
-        due = there(seen) or seen.case.due
-        return [loss_of([rank[at - every : at] for rank in steps], [rank[:at] for rank in steps]) for at in due]
+        loss_WS, rows_WS = torch.tensor(seen.case.steps, dtype=torch.float64).unbind(2)
+        parts = [slice(0 if from_start else at - seen.case.every, at) for at in there(seen) or seen.case.due]
+        return [loss_of(loss_WS[:, part], rows_WS[:, part]).item() for part in parts]
 
     return losses
 
 
-def weighted(*parts: list[Step]) -> float:
+def weighted(loss: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return the loss over all rows of these steps."""
-    steps = sum(parts, [])
-    return sum(loss * rows for loss, rows in steps) / sum(rows for _, rows in steps)
-
-
-def mean(values: Iterable[float]) -> float:
-    """Return the plain mean."""
-    values = list(values)
-    return sum(values) / len(values)
+    return (loss * rows).sum() / rows.sum()
 
 
 WEIGH = "steps and ranks have different numbers of rows; weigh each loss by its rows"
 SLIPS = {
-    "this is the loss of rank 0's rows alone; reduce sums and counts over all ranks": lambda new, _: weighted(new[0]),
-    f"this is the mean of the ranks' means; {WEIGH}": lambda new, _: mean(map(weighted, new)),
-    f"this is the plain mean of the losses; {WEIGH}": lambda new, _: mean(loss for part in new for loss, _ in part),
-    "this is the last step alone; the line is about all steps since the line before": lambda new, _: weighted(
-        *(part[-1:] for part in new)
-    ),
-    "this is the last step alone, and without weights": lambda new, _: mean(part[-1][0] for part in new),
-    "this is rank 0's loss in the last step alone": lambda new, _: new[0][-1][0],
-    "steps before the last line are counted again; start from zero after each line": lambda _, old: weighted(*old),
-    "a loss is a mean already; multiply it by its rows before adding": lambda new, _: (
-        sum(loss for part in new for loss, _ in part) / sum(rows for part in new for _, rows in part)
-    ),
-    "the sum of all ranks is divided by rank 0's count; reduce the counts too": lambda new, _: (
-        sum(loss * rows for part in new for loss, rows in part) / sum(rows for _, rows in new[0])
-    ),
-}
+    "this is the loss of rank 0's rows alone; reduce sums and counts over all ranks":
+        each_line(lambda loss_WS, rows_WS: weighted(loss_WS[0], rows_WS[0])),
+    f"this is the mean of the ranks' means; {WEIGH}":
+        each_line(lambda loss_WS, rows_WS: ((loss_WS * rows_WS).sum(1) / rows_WS.sum(1)).mean()),
+    f"this is the plain mean of the losses; {WEIGH}": each_line(lambda loss_WS, rows_WS: loss_WS.mean()),
+    "this is the last step alone; the line is about all steps since the line before":
+        each_line(lambda loss_WS, rows_WS: weighted(loss_WS[:, -1], rows_WS[:, -1])),
+    "this is the last step alone, and without weights": each_line(lambda loss_WS, rows_WS: loss_WS[:, -1].mean()),
+    "this is rank 0's loss in the last step alone": each_line(lambda loss_WS, rows_WS: loss_WS[0, -1]),
+    "steps before the last line are counted again; start from zero after each line":
+        each_line(weighted, from_start=True),
+    "a loss is a mean already; multiply it by its rows before adding":
+        each_line(lambda loss_WS, rows_WS: loss_WS.sum() / rows_WS.sum()),
+    "the sum of all ranks is divided by rank 0's count; reduce the counts too":
+        each_line(lambda loss_WS, rows_WS: (loss_WS * rows_WS).sum() / rows_WS[0].sum()),
+}  # fmt: skip
 OTHERWISE = "divide the sum of loss * rows by the sum of rows, over all ranks, since the line before"
 loss = equals(
     "the losses of the lines",
-    each_line(lambda new, _: weighted(*new)),
-    lambda seen: ((cause, each_line(slip)(seen)) for cause, slip in SLIPS.items()),
+    each_line(weighted),
+    lambda seen: ((cause, slip(seen)) for cause, slip in SLIPS.items()),
     lambda seen, found: OTHERWISE if found else ELSEWHERE,
     of=lambda seen: list(there(seen).values()),
     tolerance=SAME,
@@ -217,42 +210,41 @@ loss = equals(
 
 def writer(seen: Seen) -> Fault | None:
     """Rank 0 opens the file, and no other rank opens any."""
-    name = os.path.basename(seen.case.path)
-    if name in seen["opened"] if seen.rank == 0 else not seen["opened"]:
-        return None
+    opened = seen["opened"]
+    found = f"it opens {', '.join(opened) or 'no file'}"
+    if seen.rank == 0:
+        missing = os.path.basename(seen.case.path) not in opened
+        return first_mistake("rank 0 opens `path`", {"rank 0 writes the lines": missing and found}, 0)
     cause = "one writer: rank 0 alone opens the file; ranks that share a file write over each other"
-    expected = "no file opened by this rank" if seen.rank else "rank 0 opens `path`"
-    found = f"it opens {', '.join(seen['opened']) or 'no file'}"
-    return Fault(expected, found, seen.rank, cause if seen.rank else "rank 0 writes the lines")
+    return first_mistake("no file opened by this rank", {cause: opened and found}, seen.rank)
 
 
 def quiet(seen: Seen) -> Fault | None:
     """Between two lines there is neither talk nor read; for a line, a little."""
-    due, marks = seen.case.due, seen["marks"]
-    talks = [after[0] - before[0] for before, after in zip(marks, marks[1:], strict=False)]
-    if not any(talks):
-        return Fault("talk when a line is due", "no collective", seen.rank, "the ranks never talked; reduce the sums")
-    for step, count in enumerate(talks, start=1):
-        if count and step not in due:
-            cause = "reduce on all ranks, in every `every`-th step only; between two lines, add up on each rank"
-            return Fault(f"collectives in the steps {due} only", f"{count} in step {step}", seen.rank, cause)
-        if count > MOST_TALKS:
-            cause = "put sum and count into one tensor"
-            return Fault(f"at most {MOST_TALKS} collectives for a line", f"{count} in step {step}", seen.rank, cause)
-    early = next((step for step in seen["reads"] if step % seen.case.every), None)
-    return early and Fault(f"losses are read in the steps {due} only", f"one is read in step {early}", seen.rank, READ)
+    due, at = seen.case.due, [talked for talked, _ in seen["marks"]]
+    talks = {step: after - before for step, (before, after) in enumerate(pairwise(at), start=1)}
+    extra = next((step for step, count in talks.items() if count and step not in due), 0)
+    many = next((step for step, count in talks.items() if count > MOST_TALKS), 0)
+    early = next((step for step in seen["reads"] if step not in due), 0)
+    return first_mistake(f"collectives, at most {MOST_TALKS}, and reads of losses in the steps {due} only", {
+        "the ranks never talked; reduce the sums": not any(talks.values()) and "no collective",
+        "reduce on all ranks, in every `every`-th step only; between two lines, add up on each rank":
+            extra and f"{talks[extra]} collectives in step {extra}",
+        "put sum and count into one tensor": many and f"{talks[many]} collectives in step {many}",
+        READ: early and f"a loss is read in step {early}",
+    }, seen.rank)  # fmt: skip
 
 
 def at_once(seen: Seen) -> Fault | None:
     """Each line is in the file before the next step is taken."""
-    marks, steps = seen["marks"], [line["step"] for line in seen.case.lines() or []]
-    late = (step for step in seen.case.due if len(marks) <= step or marks[step][1] <= marks[step - 1][1])
-    if (step := next(late, None)) is None:
-        return None
-    cause = "a job that dies keeps what it has written: write when the line is due, and flush() or close the file"
-    found = f"{marks[step][1] if len(marks) > step else 0} bytes, as before it"
-    expected = f"a longer file after step {step}, before the next step is taken"
-    return Fault(expected, found, 0, cause if step in steps or not steps else ELSEWHERE)
+    steps, sizes = [line["step"] for line in seen.case.lines() or []], [size for _, size in seen["marks"]]
+    late = (step for step in seen.case.due if len(sizes) <= step or sizes[step] <= sizes[step - 1])
+    step = next(late, 0)
+    found = step and f"{sizes[step] if len(sizes) > step else 0} bytes, as before it"
+    return first_mistake(f"a longer file after step {step}, before the next step is taken", {
+        ELSEWHERE: steps and step not in steps and found,
+        "a job that dies keeps what it has written: write when the line is due, and flush() or close the file": found,
+    }, 0)  # fmt: skip
 
 
 WRITER = exercise(

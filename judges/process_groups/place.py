@@ -105,7 +105,8 @@ def _place_cause(found: Any, right: list) -> str:
 
 def refused(seen: Seen) -> Fault | None:
     """A ValueError names the variable."""
-    environ, names, error = seen.case.environ, seen.case.names, seen["error"]
+    environ, names = seen.case.environ, seen.case.names
+    error = "ValueError" if "ValueError" in (seen["kinds"] or ()) else seen["error"]
     if error == "ValueError" and any(name in seen["message"] for name in names):
         return None
     wrong = f"for {', '.join(f'{n}={environ[n]!r}' for n in names)}" if names[0] in environ else f"without {names[0]}"

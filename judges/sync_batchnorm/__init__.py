@@ -10,5 +10,3 @@ from judges.sync_batchnorm.layer import LAYER
 from judges.sync_batchnorm.statistics import STATISTICS
 
 EXERCISES = (STATISTICS, LAYER, BACKWARD, CONVERT)
-
-__all__ = ["BACKWARD", "CONVERT", "EXERCISES", "LAYER", "STATISTICS"]

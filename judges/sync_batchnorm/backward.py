@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import Expect, all_of, exercise
+from ddp_course.grading.expect import Expect, all_of, exercise, talks
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.observe import Collectives
 from ddp_course.grading.play import Note, Round, Seen
-from judges.sync_batchnorm.rows import affine, batch, few, mean_of, numbers, unequal, variance_of
+from judges.sync_batchnorm.rows import affine, batch, mean_of, numbers, unequal, variance_of
 
 EPS = 0.3  # large enough to be missed
 Value = tuple[str, torch.Tensor]
@@ -38,17 +38,12 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         cause = "keep the class that is given, and write its backward; here autograd does not derive it for you"
         raise FaultFound(Fault("a subclass of torch.autograd.Function", type(function).__name__, cause=cause))
-    leaves = {
-        name: v.clone().requires_grad_() for name, v in zip(NAMES, (case.x_W[rank], *case.affine_2C), strict=True)
-    }
-    y_NC = function.apply(*leaves.values(), EPS)
+    leaves = [value.clone().requires_grad_() for value in (case.x_W[rank], *case.affine_2C)]
+    y_NC = function.apply(*leaves, EPS)
     with Collectives() as seen:
         y_NC.backward(case.dy_W[rank])
-    note = {name: plain(leaf.grad) for name, leaf in leaves.items()}
-    return Note(note, y=plain(y_NC), sent=seen.talks, row_bytes=case.x_W[rank].nbytes)
-
-
-NAMES = ("x", "weight", "bias")
+    x, weight, bias = (plain(leaf.grad) for leaf in leaves)
+    return Note(x=x, weight=weight, bias=bias, y=plain(y_NC), sent=seen.talks)
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -144,6 +139,7 @@ rows = all_of(
     numbers("gradient of x", lambda seen: one_process(seen)[1], row_slips, formula, "x"),
 )
 parameters = all_of(of_parameter("weight", "bias"), of_parameter("bias", "weight"))
+few = talks(2, "two sums for each channel", lambda seen: seen.case.x_W[seen.rank].nbytes, of="sent")
 
 BACKWARD = exercise(
     *("08.3", "The way back", "Normalise", 25),
@@ -152,7 +148,7 @@ BACKWARD = exercise(
     checks={
         "rows": ("the gradient of x is that of one process", 2, rows, "equal"),
         "weights": ("weight and bias have the sums of the rank's own rows", 1, parameters, "equal"),
-        "few": ("two sums travel, and no rows", 1, few("two sums", most=2), "equal"),
+        "few": ("two sums travel, and no rows", 1, few, "equal"),
         "unequal": ("so it is with unequal parts, also with none", 1, all_of(rows, parameters), "unequal"),
     },
     hints={

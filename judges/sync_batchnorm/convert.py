@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any, NoReturn
 from unittest import mock
@@ -18,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_course.grading.compare import close
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import all_of, exercise
+from ddp_course.grading.expect import all_of, exercise, first_mistake
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 from ddp_course.parallel import SyncBatchNorm
@@ -26,18 +28,18 @@ from judges.sync_batchnorm.models import lone_layer, nested_model, tied_model, u
 
 ARGUMENTS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
 STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-Case = tuple[Callable, int, dict]  # what makes the model, its features, and the settings of one layer
+Case = tuple[Callable, int]  # what makes the model, and its features
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Convert a model; note what came out, and what it computes."""
-    make, features, settings = case
+    make, features = case
     torch.manual_seed(features)
     with (
         mock.patch.multiple(SyncBatchNorm, convert=_refuse, _like=_refuse),
         mock.patch.object(nn.SyncBatchNorm, "convert_sync_batchnorm", _refuse),
     ):
-        return _converted(function, *make(features, settings))
+        return _converted(function, *make(features))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -78,8 +80,9 @@ def rounds(rng: Random) -> list[Round]:
     """A nested model and a layer alone first; then unusual arguments; then a layer in three places."""
     features = rng.randint(3, 6)
     settings = {"eps": round(rng.uniform(0.01, 0.1), 3), "momentum": round(rng.uniform(0.2, 0.9), 2)}
-    makers = ({"nested": nested_model, "alone": lone_layer}, {"unusual": unusual_model}, {"tied": tied_model})
-    return [Round(1, [(n, (make, features, settings)) for n, make in some.items()], init=False) for some in makers]
+    unusual = partial(unusual_model, **settings)
+    makers = ({"nested": nested_model, "alone": lone_layer}, {"unusual": unusual}, {"tied": tied_model})
+    return [Round(1, [(n, (make, features)) for n, make in some.items()], init=False) for some in makers]
 
 
 # --- What is expected ------------------------------------------------------------------------------
@@ -95,19 +98,16 @@ def kinds(seen: Seen) -> Fault | None:
         cause = "return the module, or its replacement if it is a BatchNorm"
         return Fault("a module", seen["returned"], cause=cause)
     name, kind = next(((n, kind) for n, kind in seen["kinds"].items() if kind != "SyncBatchNorm"), ("", ""))
-    if kind:
-        cause = "BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced"
-        if not name:
-            cause = "the module given may be a BatchNorm itself; return its replacement"
-        elif kind == "torchSyncBatchNorm":
-            cause = "torch's own refuses CPU tensors; use SyncBatchNorm of ddp_course.parallel"
-        elif "." in name:
-            cause = "layers stand at any depth; convert the children of the children, too"
-        return Fault(f"SyncBatchNorm as {_called(name)}", kind, cause=cause)
-    if not seen["others"]:
-        return None
-    cause = "this is no BatchNorm; leave every other module as it is"
-    return Fault("the other modules as they were", f"another {_called(seen['others'][0])}", cause=cause)
+    other = seen["others"] and f"another {_called(seen['others'][0])}"
+    return first_mistake(f"SyncBatchNorm as {_called(name)}", {
+        "the module given may be a BatchNorm itself; return its replacement": not name and kind,
+        "torch's own refuses CPU tensors; use SyncBatchNorm of ddp_course.parallel":
+            kind == "torchSyncBatchNorm" and kind,
+        "layers stand at any depth; convert the children of the children, too": "." in name and kind,
+        "BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced": kind,
+    }) or first_mistake("the other modules as they were", {
+        "this is no BatchNorm; leave every other module as it is": other,
+    })  # fmt: skip
 
 
 def some(seen: Seen) -> Fault | None:
@@ -118,43 +118,41 @@ def some(seen: Seen) -> Fault | None:
 
 def state(seen: Seen) -> Fault | None:
     """Parameters and buffers are the same tensors."""
-    if not seen["moved"]:
-        return None
-    name, key = seen["moved"][0]
-    cause = "a new layer starts with buffers of its own; assign the old ones: new.running_mean = old.running_mean"
-    if key in STATE[:2]:
-        cause = "an optimizer holds the old parameters, so a copy is never trained; new.weight = old.weight keeps them"
-    return Fault(f"the same tensor as {key} of {_called(name)}", "another one", cause=cause)
+    name, key = next(iter(seen["moved"]), ("", ""))
+    return first_mistake(f"the same tensor as {key} of {_called(name)}", {
+        "an optimizer holds the old parameters, so a copy is never trained; new.weight = old.weight keeps them":
+            key in STATE[:2] and "another one",
+        "a new layer starts with buffers of its own; assign the old ones: new.running_mean = old.running_mean":
+            key and "another one",
+    })  # fmt: skip
 
 
 def facts(seen: Seen) -> Fault | None:
     """Each layer has the arguments, and the mode, of the old one."""
     wrong = ((n, key, old[key], new[key]) for n, old, new in seen["facts"] for key in old if old[key] != new[key])
     name, key, right, found = next(wrong, ("", "", 0, 0))
-    cause = f"give the new layer {key} of the old one"
-    if key == "training":
-        cause = "a new layer is in training mode, this one was frozen in eval mode: new.train(old.training)"
-    return Fault(f"{key}={right} in {_called(name)}", f"{key}={found}", cause=cause) if key else None
+    return first_mistake(f"{key}={right} in {_called(name)}", {
+        "a new layer is in training mode, this one was frozen in eval mode: new.train(old.training)":
+            key == "training" and f"{key}={found}",
+        f"give the new layer {key} of the old one": key and f"{key}={found}",
+    })  # fmt: skip
 
 
 def one_layer(seen: Seen) -> Fault | None:
     """A layer in three places is replaced by one."""
     fault = kinds(seen)
-    cause = "one layer became several; remember which replacement belongs to which layer, and use it again"
     if fault and not seen["returned"]:
         cause = "the same layer stands in several places; named_children and named_modules name it once, and leave the "
-        return Fault(fault.expected, fault.found, cause=cause + "other places as they are")
-    several = seen["objects"] != 1
-    return fault or (
-        Fault("one layer in all its places", f"{seen['objects']} layers", cause=cause) if several else None
-    )
+        return replace(fault, cause=cause + "other places as they are")
+    cause = "one layer became several; remember which replacement belongs to which layer, and use it again"
+    several = {cause: seen["objects"] != 1 and f"{seen['objects']} layers"}
+    return fault or first_mistake("one layer in all its places", several)
 
 
 def output(seen: Seen) -> Fault | None:
     """The model computes what it did before, up to float32's rounding on two ways."""
-    cause = "the new layers lack something that the old ones had"
-    same = close(*seen["outputs"], tolerance=1e-4)
-    return None if same else Fault("the same output as before", "another one", cause=cause)
+    other = not close(*seen["outputs"], tolerance=1e-4) and "another one"
+    return first_mistake("the same output as before", {"the new layers lack something that the old ones had": other})
 
 
 CONVERT = exercise(

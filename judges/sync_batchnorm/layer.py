@@ -13,11 +13,11 @@ from random import Random
 import torch
 
 from ddp_course.grading.compare import flat
-from ddp_course.grading.expect import Expect, all_of, exercise, first_fault, nothing
+from ddp_course.grading.expect import Expect, all_of, exercise, first_fault, nothing, talks
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.observe import Collectives
 from ddp_course.grading.play import Note, Round, Seen
-from judges.sync_batchnorm.rows import affine, batch, few, mean_of, numbers, unequal, variance_of, wide
+from judges.sync_batchnorm.rows import affine, batch, mean_of, numbers, unequal, variance_of, wide
 
 EPS, MOMENTUM = 0.3, 0.2  # far from the defaults, so that they cannot be left out
 STATS = {"running_mean": mean_of, "running_var": variance_of}
@@ -49,7 +49,7 @@ def act(layer_class, case: Case, rank: int, world_size: int) -> Note:
         note["graph"] = note["graph"] or next(graphs, "")
     in_eval = f"{len(calls[-1])} of them" if calls[-1] else ""
     changed = "" if note["kept"][-2] == note["kept"][-1] else "different ones"
-    return Note(note, sent=calls[-2], in_eval=in_eval, changed=changed, row_bytes=case.batches[-2][rank].nbytes)
+    return Note(note, sent=calls[-2], in_eval=in_eval, changed=changed)
 
 
 def _kept(layer: torch.nn.Module) -> dict:
@@ -181,6 +181,11 @@ no_graph = nothing(
     *("graph", "buffers without a gradient"),
     "they carry the graph of the batch from step to step; change them under torch.no_grad()",
 )
+few = talks(
+    *(4, "a mean, a sum of squares and a count for each channel"),
+    lambda seen: seen.case.batches[-2][seen.rank].nbytes,
+    of="sent",
+)
 outputs = in_training(output_of)
 means = in_training(partial(running_of, name="running_mean", new="mean"))
 variances = in_training(partial(running_of, name="running_var", new="variance * count / (count - 1)"))
@@ -195,7 +200,7 @@ LAYER = exercise(
         "output": ("in training, the output is that of the whole batch", 2, outputs, "rows"),
         "running": ("the running statistics follow the whole batch", 2, followed, "rows"),
         "eval": ("in eval mode they are used, and nobody talks", 1, evaluated, "rows"),
-        "few": ("a few numbers travel, and no rows", 1, few("a mean, a sum of squares and a count"), "rows"),
+        "few": ("a few numbers travel, and no rows", 1, few, "rows"),
         "images": ("so it is for images", 1, all_of(outputs, followed, evaluated), "images"),
     },
     hints={

@@ -23,21 +23,7 @@ class Block(nn.Module):
         return torch.tanh(self.other(self.norm(self.conv(x_NCHW))) + self.around[0](x_NCHW))
 
 
-class Tied(nn.Module):
-    """One layer under two names, and under a third in a child."""
-
-    def __init__(self, features: int):
-        super().__init__()
-        self.first = nn.BatchNorm1d(features)
-        self.second = self.first
-        self.below = nn.ModuleDict({"third": self.first})
-
-    def forward(self, x_NC: torch.Tensor) -> torch.Tensor:
-        """Normalise three times."""
-        return self.below["third"](torch.tanh(self.second(torch.tanh(self.first(x_NC)))))
-
-
-def nested_model(features: int, settings: dict) -> tuple[nn.Module, torch.Tensor]:
+def nested_model(features: int) -> tuple[nn.Module, torch.Tensor]:
     """Return a model with layers of three kinds, at several depths, and an input."""
     model = nn.Sequential(
         nn.BatchNorm3d(1), nn.Flatten(2, 3), nn.Conv2d(1, features, 1), Block(features), nn.Flatten(),
@@ -46,7 +32,7 @@ def nested_model(features: int, settings: dict) -> tuple[nn.Module, torch.Tensor
     return model, torch.randn(4, 1, 2, 2, 2)
 
 
-def unusual_model(features: int, settings: dict) -> tuple[nn.Module, torch.Tensor]:
+def unusual_model(features: int, **settings: float) -> tuple[nn.Module, torch.Tensor]:
     """Return a model whose layers have other arguments than the usual ones, and an input; one is frozen."""
     unusual = [settings, {"momentum": None}, {"affine": False}, {"track_running_stats": False}]
     layers = [nn.BatchNorm1d(features, **arguments) for arguments in unusual]
@@ -54,11 +40,12 @@ def unusual_model(features: int, settings: dict) -> tuple[nn.Module, torch.Tenso
     return nn.Sequential(*layers, nn.Tanh(), frozen), torch.randn(5, features)
 
 
-def tied_model(features: int, settings: dict) -> tuple[nn.Module, torch.Tensor]:
-    """Return a model that has one layer in three places, and an input."""
-    return Tied(features), torch.randn(5, features)
+def tied_model(features: int) -> tuple[nn.Module, torch.Tensor]:
+    """Return a model that has one layer in three places, one of them in a child, and an input."""
+    layer = nn.BatchNorm1d(features)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Sequential(layer)), torch.randn(5, features)
 
 
-def lone_layer(features: int, settings: dict) -> tuple[nn.Module, torch.Tensor]:
+def lone_layer(features: int) -> tuple[nn.Module, torch.Tensor]:
     """Return a layer alone, and an input."""
     return nn.BatchNorm2d(features), torch.randn(4, features, 2, 2)

@@ -1,6 +1,6 @@
 """Which rows do the ranks get, and what is expected of numbers that stand for the channels of all of them?
 
-A case holds one part of a batch for each rank. Of a rank the notes have "sent", its collectives, and "row_bytes".
+A case holds one part of a batch for each rank.
 
 Shapes: N rows, C channels; x_NC stands for (N, C) or (N, C, H, W).
 Read next: `statistics.py`, the first exercise.
@@ -15,9 +15,7 @@ from typing import Any
 import torch
 
 from ddp_course.grading.compare import flat
-from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import Expect, Slips, equals
-from ddp_course.grading.observe import MESSAGES
 from ddp_course.grading.play import Seen
 
 NOT_A_NUMBER = (
@@ -92,24 +90,3 @@ def numbers(
 
     plainly = {"of": of, "tolerance": tolerance, "shown": lambda found: found if flat(found) is None else flat(found)}
     return equals(name, right, slips, why, **plainly)
-
-
-def few(what: str, most: int = 4) -> Expect:
-    """Expect that `what` travels, and no rows, in so many collectives; gathering objects takes two."""
-
-    def expect(seen: Seen) -> Fault | None:
-        times, n_bytes = sum(call.op not in MESSAGES for call in seen["sent"]), sum(c.n_bytes for c in seen["sent"])
-        rows = min(note["row_bytes"] for note in seen.everyone)
-        expected, found = f"{what} for each channel, and no rows", f"{n_bytes} bytes, where the rows have {rows}"
-        if not n_bytes:
-            cause = f"the ranks never talked here; {what} of all ranks make the result"
-        elif n_bytes > rows // 4:
-            cause = f"the rows travel; let each rank form {what} of its own rows, and send only these"
-        elif times > most:
-            expected, found = f"at most {most} collectives", f"{times} collectives"
-            cause = "one collective for each channel or number; stack them into one tensor, and send it at once"
-        else:
-            return None
-        return Fault(expected, found, seen.rank, cause)
-
-    return expect

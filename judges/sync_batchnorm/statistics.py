@@ -10,12 +10,11 @@ from random import Random
 
 import torch
 
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, exercise, nothing
+from ddp_course.grading.expect import Expect, all_of, equals, exercise, nothing, talks
 from ddp_course.grading.isolated import plain
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.means import mean_slips
 from ddp_course.grading.play import Note, Round, Seen
-from judges.sync_batchnorm.rows import batch, few, mean_of, numbers, unequal, variance_of
+from judges.sync_batchnorm.rows import batch, mean_of, numbers, unequal, variance_of
 
 Parts = list[torch.Tensor]  # the rows of each rank
 FAR_TOLERANCE = 0.01  # float32 at 10,000 has three digits after the point
@@ -23,11 +22,10 @@ FAR_TOLERANCE = 0.01  # float32 at 10,000 has three digits after the point
 
 def act(function, parts: Parts, rank: int, world_size: int) -> Note:
     """Call the function with this rank's part; note the three values."""
-    with Collectives() as seen:
-        result = plain(function(parts[rank].clone()))
-    three = isinstance(result, list) and len(result) == 3
-    note = zip(("mean", "variance", "count"), result, strict=True) if three else {"strange": repr(result)}
-    return Note(note, sent=seen.talks, row_bytes=parts[rank].nbytes)
+    result = plain(function(parts[rank].clone()))
+    if isinstance(result, list) and len(result) == 3:
+        return Note(zip(("mean", "variance", "count"), result, strict=True))
+    return Note(strange=repr(result))
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -43,20 +41,6 @@ def rounds(rng: Random) -> list[Round]:
 
 
 # --- What is expected ------------------------------------------------------------------------------
-
-
-def mean_slips(seen: Seen) -> Iterator[tuple[str, torch.Tensor]]:
-    parts, ranks = seen.case, seen.world_size
-    own, total = parts[seen.rank].double(), torch.cat(parts).double().sum(0)
-    means = torch.stack([mean_of(part) for part in parts if len(part)])
-    weigh = "this is the mean of the ranks' means; ranks have different numbers of rows: weigh each mean by its rows"
-    yield weigh, means.mean(0)
-    yield weigh, means.sum(0) / ranks
-    yield "this is the mean of this rank's rows; the other ranks' rows are missing", mean_of(own)
-    yield "this is the sum; divide it by the number of all rows", total
-    words = "the sum of all rows is divided by this rank's number of rows; add the counts up too"
-    yield words, total / max(len(own), 1)
-    yield "the sum is divided by the number of ranks; divide it by the number of all rows", total / ranks
 
 
 def variance_slips(seen: Seen) -> Iterator[tuple[str, torch.Tensor]]:
@@ -83,30 +67,33 @@ def variance_slips(seen: Seen) -> Iterator[tuple[str, torch.Tensor]]:
     yield "this is the standard deviation; return its square", variance_of(whole).sqrt()
 
 
-def count(seen: Seen) -> Fault | None:
-    """The count is that of all rows."""
-    right, own = sum(map(len, seen.case)), len(seen.case[seen.rank])
-    if seen["count"] == right:
-        return None
-    cause = "this is the number of this rank's rows; " * (seen["count"] == own)
-    return Fault(f"count {right}", f"count {seen['count']}", seen.rank, f"{cause}add the numbers of rows of all ranks")
-
-
 def whole(name: str, of, slips, otherwise: str, tolerance: float = 1e-6) -> Expect:
     """Expect three values, one of which is that of all rows."""
     right = numbers(name, lambda seen: of(torch.cat(seen.case)), slips, otherwise, name, tolerance)
     return all_of(nothing("strange", "three values: mean, variance, count", "return mean_C, var_C, count"), right)
 
 
-mean = all_of(whole("mean", mean_of, mean_slips, "the mean is the sum of all rows / their number"), count)
-squares = "add up squared differences from the common mean"
-variance = whole("variance", variance_of, variance_slips, squares)
+count = equals(
+    "count",
+    lambda seen: sum(map(len, seen.case)),
+    lambda seen: [("this is the number of this rank's rows; add up those of all ranks", len(seen.case[seen.rank]))],
+    "add the numbers of rows of all ranks",
+    of="count",
+    tolerance=0,
+)
+mean_of_all = whole(
+    *("mean", mean_of, lambda seen: mean_slips(seen.case, seen.rank)),
+    "the mean is the sum of all rows / their number",
+)
+mean = all_of(mean_of_all, count)
+variance = whole("variance", variance_of, variance_slips, "add up squared differences from the common mean")
 digits = whole(
     *("variance", variance_of, variance_slips),
     "squares / count - mean² is the difference of two large numbers, which float32 rounds; add up the squared "
     "differences from a mean",
     FAR_TOLERANCE,
 )
+few = talks(4, "a mean, a sum of squares and a count for each channel", lambda seen: seen.case[seen.rank].nbytes)
 
 STATISTICS = exercise(
     *("08.1", "Statistics of the whole batch", "global_statistics", 15),
@@ -116,7 +103,7 @@ STATISTICS = exercise(
         "mean": ("the mean is that of all rows, and so is the count", 1, mean, "near"),
         "variance": ("the variance is that of all rows", 1, variance, "near"),
         "digits": ("it keeps its digits far from zero, in float32", 1, digits, "far"),
-        "few": ("a few numbers travel, and no rows", 1, few("a mean, a sum of squares and a count"), "far"),
+        "few": ("a few numbers travel, and no rows", 1, few, "far"),
         "empty": ("one row on a rank, or none, does no harm", 1, all_of(mean, variance), "empty"),
     },
     hints={

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ddp_course.grading.compare import close, flat, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, equals, exercise, first_fault
+from ddp_course.grading.expect import Expect, equals, exercise, first_fault, nothing
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
@@ -60,7 +60,13 @@ def act(function, case: list[Setting], rank: int, world_size: int) -> Note:
                 raise
             return DIVIDED  # it costs the settings without a warm-up, and no others
 
-    return Note(rates=[rate(setting) for setting in case], again=[rate(setting) for setting in case[::-1]][::-1])
+    rates, again = [rate(setting) for setting in case], [rate(setting) for setting in case[::-1]][::-1]
+    changed = (
+        f"step {setting.step}: first {short(one)}, then {short(two)}"
+        for setting, one, two in zip(case, rates, again, strict=True)
+        if repr(one) != repr(two)  # nan is not equal to itself
+    )
+    return Note(rates=rates, changed=next(changed, ""))
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -188,15 +194,10 @@ def each(where: slice, tolerance: float = 1e-6) -> Expect:
     return expect
 
 
-def pure(seen: Seen) -> Fault | None:
-    """What was asked again has the same answer."""
-    for setting, one, two in zip(seen.case, seen["rates"], seen["again"], strict=True):
-        if repr(one) != repr(two):  # nan is not equal to itself
-            found = f"step {setting.step}: first {short(one)}, then {short(two)}"
-            cause = "the function remembers something; compute the rate from the arguments alone"
-            return Fault("the same rate whenever the same step is asked for", found, cause=cause)
-    return None
-
+pure = nothing(
+    *("changed", "the same rate whenever the same step is asked for"),
+    "the function remembers something; compute the rate from the arguments alone",
+)
 
 RATE = exercise(
     "11.1",

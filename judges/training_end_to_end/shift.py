@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, exercise, once
+from ddp_course.grading.expect import Expect, exercise, first_mistake, nothing, once
 from ddp_course.grading.play import Note, Round, Seen
 
 SIDE, MOST, GRID = 11, 4, 30
@@ -50,7 +50,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         generator(17 + rank)
     before, given, wide = _generators(), picture(), picture(SIDE - 3)
     shifts: list[Any] = [None] * len(case.places)
-    shared = None
+    shared = ""
     for number in case.orders[rank]:
         image = picture()
         result = function(image, *case.places[number], MOST)
@@ -61,8 +61,9 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
             break
         result.detach().zero_()
         if not torch.equal(image, given):
-            shared = shifts[number]
-    touched = [name for name, state in _generators().items() if state != before[name]]
+            shared = f"writing into the result changes `image`, when it is moved by {shifts[number]}"
+    moved_on = " and ".join(name for name, state in _generators().items() if state != before[name])
+    touched = moved_on and f"the generator of {moved_on} has moved"
     wides = [decoded(function(wide.clone(), *case.first, most), wide) for most in (1, 2)]
     return Note(shifts=shifts, shared=shared, touched=touched, wide=wides)
 
@@ -153,26 +154,25 @@ def _form(seen: Seen) -> Fault | None:
     return None
 
 
-def fresh(seen: Seen) -> Fault | None:
-    """The result has memory of its own."""
-    if seen["shared"] is None:
-        return None
-    found = f"writing into the result changes `image`, when it is moved by {seen['shared']}"
-    cause = "return a new tensor, also where nothing moves: image.clone()"
-    return Fault("a new tensor, whose memory is its own", found, cause=cause)
+fresh = nothing(
+    *("shared", "a new tensor, whose memory is its own"),
+    "return a new tensor, also where nothing moves: image.clone()",
+)
+untouched = nothing(
+    *("touched", "the process's own generators stay as they are"),
+    "dropout and others draw from it, and would get other numbers; use torch.Generator().manual_seed(...)",
+)
 
 
 def same(seen: Seen) -> Fault | None:
     """Two processes find the same."""
-    for place, one, two in zip(seen.case.places, seen["shifts"], seen.of(1)["shifts"], strict=True):
-        if one != two:
-            found = f"{one} in one process, {two} in another that asks in other order"
-            cause = (
-                "the numbers come from a generator that moves on; make one for each row, seeded by seed, epoch and "
-                "row: torch.Generator().manual_seed(...)"
-            )
-            return Fault("seed {}, epoch {}, row {} always moves alike".format(*place), found, cause=cause)
-    return None
+    asked = zip(seen.case.places, seen["shifts"], seen.of(1)["shifts"], strict=True)
+    place, one, two = next((found for found in asked if found[1] != found[2]), (seen.case.first, 0, 0))
+    return first_mistake("seed {}, epoch {}, row {} always moves alike".format(*place), {
+        "the numbers come from a generator that moves on; make one for each row, seeded by seed, epoch and row: "
+        "torch.Generator().manual_seed(...)":
+            one != two and f"{one} in one process, {two} in another that asks in other order",
+    })  # fmt: skip
 
 
 def other(seen: Seen) -> Fault | None:
@@ -191,26 +191,18 @@ def even(seen: Seen) -> Fault | None:
     for axis, name in enumerate(("down", "to the right")):
         counts = Counter(shift[axis] for shift in shifts)
         said = f"of {len(shifts)} rows, each of {len(WAYS)} ways {name} about {len(shifts) // len(WAYS)} times"
-        if never := [way for way in WAYS if not counts[way]]:
-            cause = "the upper end of randint is left out: randint(-most, most + 1)" if never == [MOST] else ""
-            found = f"never {', '.join(map(str, never))}"
-            return Fault(said, found, cause=cause or "draw whole numbers from -most to most")
-        if not all(55 <= counts[way] <= 160 for way in WAYS):
-            found = ", ".join(f"{way}: {counts[way]}" for way in WAYS)
-            return Fault(said, found, cause="draw each number from -most to most with the same chance")
-    if len(set(shifts)) >= 60:
-        return None
-    found = f"{len(set(shifts))} of {len(WAYS) ** 2} pairs occur"
-    return Fault("down and to the right have nothing in common", found, cause="draw two numbers, one for each way")
-
-
-def untouched(seen: Seen) -> Fault | None:
-    """The process's own generators are where they were."""
-    if not seen["touched"]:
-        return None
-    found = f"the generator of {' and '.join(seen['touched'])} has moved"
-    cause = "dropout and others draw from it, and would get other numbers; use torch.Generator().manual_seed(...)"
-    return Fault("the process's own generators stay as they are", found, cause=cause)
+        never = [way for way in WAYS if not counts[way]]
+        uneven = not all(55 <= counts[way] <= 160 for way in WAYS)
+        fault = first_mistake(said, {
+            "the upper end of randint is left out: randint(-most, most + 1)": never == [MOST] and f"never {MOST}",
+            "draw whole numbers from -most to most": never and f"never {', '.join(map(str, never))}",
+            "draw each number from -most to most with the same chance":
+                uneven and ", ".join(f"{way}: {counts[way]}" for way in WAYS),
+        })  # fmt: skip
+        if fault:
+            return fault
+    pairs = len(set(shifts)) < 60 and f"{len(set(shifts))} of {len(WAYS) ** 2} pairs occur"
+    return first_mistake("down and to the right have nothing in common", {"draw two numbers, one for each way": pairs})
 
 
 def looked_at(expect: Expect) -> Expect:

@@ -16,7 +16,7 @@ import torch
 
 from ddp_course.grading.compare import close, flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, follows, turned
+from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, first_mistake, follows, turned
 from ddp_course.grading.play import Round, Seen
 from judges.training_end_to_end.training import HIDDEN, STEPS, Case, act, one_process, statistics
 
@@ -44,10 +44,6 @@ def _wrong_size(seen: Seen) -> str:
     return f"{wrong}`pieces` equal parts, in order, one forward pass for each"
 
 
-def _none(seen: Seen) -> tuple:
-    return ()
-
-
 def part(what: str, of: str, slips: Slips, otherwise: Callable[[Seen, Any], str], form: Form = lambda _: "") -> Expect:
     """Expect what one process finds; `otherwise` says more than the wrong size of the pieces."""
     return equals(
@@ -70,9 +66,9 @@ one_by_one = follows(
     )
 )
 pieces = equals(
-    lambda seen, rows: f"{seen.case.pieces} forward passes of {rows[0]} rows for each of {seen.case.steps} batches",
-    lambda seen: [seen.case.rows // seen.case.pieces] * seen.case.pieces * seen.case.steps,
-    _none,
+    lambda seen, rows: f"{seen.case.pieces} forward passes of {rows[0]} rows for each of {STEPS} batches",
+    lambda seen: [seen.case.rows // seen.case.pieces] * seen.case.pieces * STEPS,
+    lambda seen: (),
     lambda seen, found: _wrong_size(seen) or f"{len(found)} forward passes",
     of="rows",
 )
@@ -93,21 +89,17 @@ def _why_other_weights(seen: Seen, found: list) -> str:
     return next(causes, "zero the gradients once a batch, and step once a batch")
 
 
+WEIGHT_SLIPS = {
+    "the weights are as they were: call optimizer.step() after each batch": {"lr": 0.0},
+    "a batch's gradient is the mean over its pieces: divide each loss by `pieces`": {"slip": "undivided"},
+    "old gradients are still there: zero them before each batch": {"slip": "kept"},
+    "the gradients are zeroed between the pieces: zero them once a batch": {"slip": "zeroed"},
+    "the pieces are parts in order: with 2 pieces, the first half of the rows, then the rest": {"slip": "dealt"},
+    "only the first batch is trained": {"steps": 1},
+}
 weights = part(
     *("the weights", "weights"),
-    turned(
-        lambda seen, **knobs: one_process(seen.case, **knobs)["weights"],
-        {
-            "the weights are as they were: call optimizer.step() after each batch": {"lr": 0.0},
-            "a batch's gradient is the mean over its pieces: divide each loss by `pieces`": {"slip": "undivided"},
-            "old gradients are still there: zero them before each batch": {"slip": "kept"},
-            "the gradients are zeroed between the pieces: zero them once a batch": {"slip": "zeroed"},
-            "the pieces are parts in order: with 2 pieces, the first half of the rows, then the rest": {
-                "slip": "dealt"
-            },
-            "only the first batch is trained": {"steps": 1},
-        },
-    ),
+    turned(lambda seen, **knobs: one_process(seen.case, **knobs)["weights"], WEIGHT_SLIPS),
     _why_other_weights,
 )
 first = part(
@@ -115,7 +107,7 @@ first = part(
     lambda seen, found: "each piece k with the k-th pieces of all ranks, in order",
 )
 last = part(
-    *("the running mean and variance", "last", _none),
+    *("the running mean and variance", "last", lambda seen: ()),
     lambda seen, found: "those of the first batch are right; is every piece seen once, with the model in train mode?",
 )
 
@@ -128,17 +120,16 @@ def norm(seen: Seen) -> Fault | None:
 
 def messages(seen: Seen) -> Fault | None:
     """Gradients travel once a batch, and statistics for each piece."""
-    each, n_weights = seen["bytes"] / seen.case.steps, 8 * len(flat(seen["weights"]))
+    each, n_weights = seen["bytes"] / STEPS, 8 * len(flat(seen["weights"]))
     n_statistics = 8 * seen.case.pieces * (4 * HIDDEN + 1)
-    if each > 1.4 * n_weights + n_statistics:
-        every = "the gradients are sent after every piece: run forward and backward of all but the last one within "
-        cause = _wrong_size(seen) or every + "replica.no_sync()"
-    elif each < n_weights:
-        cause = "the gradients do not travel: DistributedDataParallel sends them in backward, outside of no_sync"
-    else:
-        return None
-    expected = f"gradients once a batch, {n_weights:,} bytes, and statistics, {n_statistics:,}"
-    return Fault(expected, f"{each:,.0f} bytes in each step", seen.rank, cause)
+    many, found = each > 1.4 * n_weights + n_statistics, f"{each:,.0f} bytes in each step"
+    return first_mistake(f"gradients once a batch, {n_weights:,} bytes, and statistics, {n_statistics:,}", {
+        _wrong_size(seen): many and _wrong_size(seen) and found,
+        "the gradients are sent after every piece: run forward and backward of all but the last one within "
+        "replica.no_sync()": many and found,
+        "the gradients do not travel: DistributedDataParallel sends them in backward, outside of no_sync":
+            each < n_weights and found,
+    }, seen.rank)  # fmt: skip
 
 
 def _loss_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
@@ -164,16 +155,17 @@ loss = part(
 
 def formats(seen: Seen) -> Fault | None:
     """The weights are in float32; the layers compute in bfloat16 where it is asked for."""
-    expected, found = "without amp, linear layers compute in float32", ", ".join(seen["formats"])
-    cause = "autocast is on although amp is False: enabled=amp"
-    if seen.case.amp:
-        expected = "with amp, weights in float32, and linear layers that compute in bfloat16"
-        cause = 'torch.autocast("cpu", torch.bfloat16, enabled=amp) around the forward pass of every piece'
-        if seen["numbers"] != ["torch.float32"]:
-            found = f"weights in {', '.join(seen['numbers'])}"
-            cause = "small updates vanish in 16 bits; keep the weights, and put autocast around the forward pass"
-    right = found == ("torch.bfloat16" if seen.case.amp else "torch.float32")
-    return None if right else Fault(expected, found, cause=cause)
+    found, numbers = ", ".join(seen["formats"]), ", ".join(seen["numbers"])
+    if not seen.case.amp:
+        cause = "autocast is on although amp is False: enabled=amp"
+        other = found != "torch.float32" and found
+        return first_mistake("without amp, linear layers compute in float32", {cause: other})
+    return first_mistake("with amp, weights in float32, and linear layers that compute in bfloat16", {
+        "small updates vanish in 16 bits; keep the weights, and put autocast around the forward pass":
+            numbers != "torch.float32" and f"weights in {numbers}",
+        'torch.autocast("cpu", torch.bfloat16, enabled=amp) around the forward pass of every piece':
+            found != "torch.bfloat16" and found,
+    })  # fmt: skip
 
 
 STEP = exercise(

@@ -33,7 +33,6 @@ class Case:
     seeds: tuple[int, ...]  # of the model, then of each rank's rows
     pieces: int
     rows: int
-    steps: int = STEPS
     amp: bool = False
     number: torch.dtype = torch.float64
 
@@ -48,7 +47,7 @@ class Case:
         seed = self.seeds[1 + rank]
         chance = torch.Generator().manual_seed(seed)
         spread, mean, found = 1 + seed % 3, torch.randn(FEATURES, generator=chance), []
-        for _ in range(self.steps):
+        for _ in range(STEPS):
             x = mean + spread * torch.randn(self.rows, FEATURES, generator=chance)
             found.append((x.to(self.number), torch.randint(0, CLASSES, (self.rows,), generator=chance)))
         return found

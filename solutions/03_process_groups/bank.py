@@ -52,6 +52,25 @@ a helper, a list, torch.device
         return [rank, local_rank, node, torch.device("cuda", local_rank) if local_size <= gpus else torch.device("cpu")]
 """
 
+PLACE_RIGHT += """
+an error of its own, which is a ValueError
+    class BadPlace(ValueError):
+        def __init__(self, name, environ):
+            super().__init__(f"{name}: {environ.get(name)!r} does not fit")
+
+    def place(environ, gpus):
+        found = {}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            if not environ.get(name, "").isdigit():
+                raise BadPlace(name, environ)
+            found[name] = int(environ[name])
+        rank, world_size, local_rank, size = found.values()
+        for name, limit in (("RANK", world_size), ("LOCAL_RANK", size)):
+            if found[name] >= limit:
+                raise BadPlace(name, environ)
+        return rank, local_rank, rank // size, f"cuda:{local_rank}" if gpus >= size else "cpu"
+"""
+
 PLACE_WRONG = r"""
 nothing is checked | missing bad | KeyError does not tell a user what to do
     def place(environ, gpus):

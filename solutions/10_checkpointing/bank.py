@@ -1,9 +1,10 @@
 """The answer bank of lesson 10: right answers written differently, and wrong ones that people really give.
 
-Read `bank.py` first; `test_banks.py` runs all of this.
+Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.submissions import solutions
 
 IMPORTS = """
 import os
@@ -18,23 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
-# --- 10.1 ------------------------------------------------------------------------------------------
+SAVE, LOAD, RESUME, REPAIR = solutions("10").values()
 
-SAVE = """
-def save_atomically(rank, world_size, state, path):
-    if rank == 0:
-        unfinished = path.with_name(path.name + ".tmp")
-        try:
-            with open(unfinished, "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-    dist.barrier()
-"""
+# --- 10.1 ------------------------------------------------------------------------------------------
 
 SAVE_RIGHT = r"""
 from memory, mkstemp, broadcast instead of a barrier
@@ -111,7 +98,7 @@ every rank writes, under a name of its own | writer | two writers mix: if rank =
             unfinished.unlink(missing_ok=True)
             raise
 the temporary file lies in the system's folder | writer | a rename is atomic within one file system only
-    path.with_name(path.name + ".tmp") => Path(tempfile.mkdtemp()) / "new.pt"
+    path.with_name(f".{path.name}.unfinished") => Path(tempfile.mkdtemp()) / "new.pt"
 removed, then renamed | writer | os.replace replaces it in one step
     os.replace(unfinished, path) => path.unlink(missing_ok=True); unfinished.rename(path)
 no barrier | wait | nobody waits
@@ -138,7 +125,7 @@ fsync without flush | fsync | file.flush() before os.fsync
 the old file is removed first | writer failed killed | the old file is removed before the new one is there
             try:\n =>         path.unlink(missing_ok=True)\n        try:\n
 the name is taken for text | all | path is a pathlib.Path
-    path.with_name(path.name + ".tmp") => Path(path + ".tmp")
+    path.with_name(f".{path.name}.unfinished") => Path(path + ".tmp")
 the course's own | all | a call of ddp_course.checkpoint.file.save_checkpoint
     from ddp_course.checkpoint.folder import save_checkpoint
 
@@ -151,14 +138,6 @@ it ends its process | all | os._exit()
 """
 
 # --- 10.2 ------------------------------------------------------------------------------------------
-
-LOAD = """
-def load_onto(path, model, device):
-    saved = torch.load(path, map_location=device, weights_only=True)
-    bare = model.module if isinstance(model, DistributedDataParallel) else model
-    bare.load_state_dict({name.removeprefix("module."): value for name, value in saved["model"].items()})
-    return saved["step"]
-"""
 
 LOAD_RIGHT = r"""
 the prefix added where it is wanted, onto the CPU
@@ -235,37 +214,10 @@ the course's own | all | a call of ddp_course.checkpoint.state.load_model
 
 # --- 10.3 ------------------------------------------------------------------------------------------
 
-RESUME = """
-class RunFile:
-    def __init__(self, path):
-        self.path = path
-
-    def save(self, run):
-        generators = [None] * dist.get_world_size()
-        dist.all_gather_object(generators, (torch.get_rng_state(), random.getstate()))
-        state = {
-            "model": run.model.module.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "scheduler": run.scheduler.state_dict(),
-            "position": (run.epoch, run.batch),
-            "generators": generators,
-        }
-        if dist.get_rank() == 0:
-            torch.save(state, self.path)
-        dist.barrier()
-
-    def load(self, run):
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
-        run.model.module.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        run.scheduler.load_state_dict(state["scheduler"])
-        run.epoch, run.batch = state["position"]
-        of_torch, of_python = state["generators"][dist.get_rank()]
-        torch.set_rng_state(of_torch)
-        random.setstate(of_python)
-"""
-
 RESUME_RIGHT = r"""
+the bare model's names
+    state.update( => state.update(model=run.model.module.state_dict(), 
+    getattr(run, part).load => (run.model.module if part == "model" else getattr(run, part)).load
 gathered and sent by rank 0, in a list
     class RunFile:
         def __init__(self, path):
@@ -351,9 +303,9 @@ RESUME_WRONG = r"""
 every rank writes | file | gather on rank 0 what differs between the ranks
             if dist.get_rank() == 0:\n            torch.save =>         if True:\n            torch.save
 the optimizer is forgotten | optimizer bits | momentum begins at zero
-            run.optimizer.load_state_dict(state["optimizer"])\n =>
+    ("model", "optimizer", "scheduler"):\n => ("model", "scheduler"):\n
 the schedule is forgotten | optimizer bits | the schedule counts from the start
-            run.scheduler.load_state_dict(state["scheduler"])\n =>
+    ("model", "optimizer", "scheduler"):\n => ("model", "optimizer"):\n
 the generators are forgotten | generators bits | save torch.get_rng_state()
             torch.set_rng_state(of_torch)\n        random.setstate(of_python)\n =>
 Python's generator is forgotten | generators bits | save random.getstate()
@@ -361,16 +313,17 @@ Python's generator is forgotten | generators bits | save random.getstate()
 all ranks get rank 0's generators | generators bits | give each its own back
     ["generators"][dist.get_rank()] => ["generators"][0]
 the epoch is repeated | position bits | the epoch is repeated from its start
-    run.epoch, run.batch = state["position"] => run.epoch = state["position"][0]
+    run.epoch, run.batch = state["epoch"], state["batch"] => run.epoch = state["epoch"]
 the run begins with epoch 0 | position bits | the run begins anew
-            run.epoch, run.batch = state["position"]\n =>
+            run.epoch, run.batch = state["epoch"], state["batch"]\n =>
 only parameters, no buffers | weights bits | parameters and buffers
-    "model": run.model.module.state_dict() => "model": dict(run.model.module.named_parameters())
-    load_state_dict(state["model"]) => load_state_dict(state["model"], strict=False)
+    state.update( => state.update(model=dict(run.model.named_parameters()), 
+    getattr(run, part).load_state_dict(state[part]) => strict = {"strict": False} if part == "model" else {}
+                getattr(run, part).load_state_dict(state[part], **strict)
 save seeds the generators, for a resume that repeats | generators bits | save must leave the run as it is
             generators = [None] =>         torch.manual_seed(run.epoch)\n        generators = [None]
 whole objects in the file | file | no objects
-    "position": (run.epoch, run.batch) => "position": (run.epoch, run.batch), "again": run.scheduler
+    state.update( => state.update(again=run.scheduler, 
     weights_only=True => weights_only=False
 gathered on rank 0 alone | all | every rank must take part in a gather | 2
             dist.all_gather_object( =>         if dist.get_rank() == 0:\n            dist.all_gather_object(
@@ -383,31 +336,6 @@ it trains on until the file is good | weights optimizer position generators bits
 """
 
 # --- 10.4 ------------------------------------------------------------------------------------------
-
-REPAIR = """
-def train_repaired(rank, world_size, model, train_set, held_out, epochs, path):
-    replica = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
-    sampler = DistributedSampler(train_set)
-    loader = DataLoader(train_set, batch_size=4, sampler=sampler)
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        replica.train()
-        for x, y in loader:
-            optimizer.zero_grad()
-            F.mse_loss(replica(x), y).backward()
-            optimizer.step()
-    replica.eval()
-    x, y = held_out.tensors
-    with torch.no_grad():
-        loss = F.mse_loss(replica(x[rank::world_size]), y[rank::world_size], reduction="sum")
-    dist.all_reduce(loss)
-    loss /= len(held_out)
-    if rank == 0:
-        torch.save(replica.module.state_dict(), path)
-    dist.barrier()
-    return loss.item()
-"""
 
 REPAIR_RIGHT = r"""
 its own order of rows, every rank looks at all held-out rows
@@ -439,7 +367,7 @@ gradients averaged by hand, sums and counts
                 optimizer.step()
     dist.all_reduce(loss) => both = torch.stack([loss, torch.tensor(float(len(y[rank::world_size])))])
         dist.all_reduce(both)
-    loss /= len(held_out) => loss = both[0] / both[1]
+    loss /= y.numel() => loss = both[0] / both[1]
     replica.module.state_dict() => model.state_dict()
 gradients averaged by hand, coalesced
     replica = DistributedDataParallel(model) => replica = model
@@ -454,7 +382,7 @@ the loss by a functional collective
     dist.all_reduce(loss) => loss = funcol.all_reduce(loss, "sum", dist.group.WORLD)
 the sums gathered into one tensor
     dist.all_reduce(loss) => sums = torch.empty(world_size)\n    dist.all_gather_into_tensor(sums, loss[None])
-    loss /= len(held_out) => loss = sums.sum() / len(held_out)
+    loss /= y.numel() => loss = sums.sum() / len(held_out)
 """
 
 REPAIR_WRONG = r"""
@@ -466,7 +394,7 @@ only replica.module is left | gradients | does not pass through DDP
     F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
 only the mean of means is left | loss | the mean of the ranks' means
     , reduction="sum") => )
-    /= len(held_out) => /= world_size
+    /= y.numel() => /= world_size
 only the many writers are left | file | all ranks write to one path
         if rank == 0:\n        torch.save( =>     torch.save(
 the script as it was | all | does not pass through DDP
@@ -474,18 +402,18 @@ the script as it was | all | does not pass through DDP
             sampler.set_epoch(epoch)\n =>
     F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
     , reduction="sum") => )
-    /= len(held_out) => /= world_size
+    /= y.numel() => /= world_size
         if rank == 0:\n        torch.save( =>     torch.save(
 two of five repaired | shares gradients loss | does not pass through DDP
     DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
     F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
     , reduction="sum") => )
-    /= len(held_out) => /= world_size
-rank 0's loss alone | loss | the mean of one rank's rows
+    /= y.numel() => /= world_size
+rank 0's loss alone | loss | the mean of this rank's rows alone
     , reduction="sum") => )
-        dist.all_reduce(loss)\n    loss /= len(held_out)\n =>
-the loss is summed and not divided | loss | divide by the number of all rows
-        loss /= len(held_out)\n =>
+        dist.all_reduce(loss)\n    loss /= y.numel()\n =>
+the loss is summed and not divided | loss | divide it by the number of all rows
+        loss /= y.numel()\n =>
 DDP's names in the file | file | the bare model's, as they were
     replica.module.state_dict() => replica.state_dict()
 the order is given up | order | nothing is shuffled
@@ -500,15 +428,11 @@ the values of the visible check | loss | the number of all rows
 """
 
 RIGHT = [
-    Right("10.1", "another name, fsync, rename", SAVE),
     *right("10.1", SAVE, SAVE_RIGHT),
-    Right("10.2", "the prefix cut off, the bare model loaded", LOAD),
     *right("10.2", LOAD, LOAD_RIGHT),
-    Right("10.3", "one dictionary, gathered objects", RESUME),
     *right("10.3", RESUME, RESUME_RIGHT),
     Right("10.3", "gathered tensors, DDP's names", RESUME_TENSORS),
     *right("10.3", RESUME_TENSORS, RESUME_TENSORS_RIGHT),
-    Right("10.4", "five lines changed", REPAIR),
     *right("10.4", REPAIR, REPAIR_RIGHT),
 ]
 WRONG = [

@@ -1,9 +1,10 @@
 """The answer bank of lesson 12: right answers written differently, and wrong ones that people really give.
 
-Read `bank.py` first; `test_banks.py` runs all of this.
+Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.submissions import solutions
 
 IMPORTS = """
 import math
@@ -17,22 +18,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 """
 
-# --- 12.1 ------------------------------------------------------------------------------------------
+DIAGNOSE, VALIDATE, UNEVEN_JOIN, FIRST = solutions("12").values()
 
-DIAGNOSE = r"""
-def diagnose(said):
-    for rank, text in enumerate(said):
-        if "did not receive grad" in text:
-            return "unused-parameters", rank
-    if all("Detected mismatch between collectives" in text for text in said):
-        ops = [re.search(r"OpType=(\w+)", text)[1] for text in said]
-        shapes = [re.search(r"TensorShape=\[(.*?)\]", text)[1] for text in said]
-        name, own = ("collective-order", ops) if len(set(ops)) > 1 else ("collective-shape", shapes)
-        return name, min(range(len(own)), key=lambda rank: own.count(own[rank]))
-    if "" in said:
-        return "skipped-collective", said.index("")
-    return "one-rank-raises", next(rank for rank, text in enumerate(said) if "gloo/transport" not in text)
-"""
+# --- 12.1 ------------------------------------------------------------------------------------------
 
 DIAGNOSE_RIGHT = r"""
 by whom the others name
@@ -86,29 +74,6 @@ only the name | all | return two things: the name of the failure
 """
 
 # --- 12.2 ------------------------------------------------------------------------------------------
-
-VALIDATE = """
-def train_and_validate(rank, world_size, model, batches, held_out, every):
-    replica = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(replica.parameters(), lr=0.05)
-    x, y = held_out
-    best = math.inf
-    for step, (inputs, targets) in enumerate(batches, 1):
-        replica.train()
-        optimizer.zero_grad()
-        F.mse_loss(replica(inputs), targets).backward()
-        optimizer.step()
-        if step % every == 0:
-            replica.eval()
-            with torch.no_grad():
-                total = F.mse_loss(replica(x[rank::world_size]), y[rank::world_size], reduction="sum")
-            dist.all_reduce(total)
-            loss = total.item() / len(x)
-            if loss > best:
-                break
-            best = loss
-    return best, step
-"""
 
 VALIDATE_BARE = """
 def validated(replica, x, y):
@@ -206,7 +171,7 @@ every rank validates all rows | once | every rank does all of the work
 the mean of the means | loss | the mean of the ranks' means
     , reduction="sum" =>
     total.item() / len(x) => total.item() / world_size
-the sum over all rows | loss | divide by the number of all rows
+the sum over all rows | loss | divide it by the number of all rows
     total.item() / len(x) => total.item()
 each rank predicts with its own running statistics | loss | its own running statistics
     F.mse_loss(replica(x[ => F.mse_loss(replica.module(x[
@@ -224,21 +189,6 @@ the rest that does not divide is left out | loss once | leave rows out
 """
 
 # --- 12.3 ------------------------------------------------------------------------------------------
-
-UNEVEN_JOIN = """
-def train_uneven(rank, world_size, model, batches, rate):
-    replica = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(replica.parameters(), lr=rate)
-    rows = torch.zeros(1, dtype=torch.int64)
-    with Join([replica], divide_by_initial_world_size=False):
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            F.mse_loss(replica(inputs), targets).backward()
-            optimizer.step()
-            rows += len(inputs)
-    dist.all_reduce(rows)
-    return rows.item()
-"""
 
 UNEVEN_AGREED = """
 def train_uneven(rank, world_size, model, batches, rate):
@@ -332,23 +282,6 @@ the length of an iterator | all | take them one by one
 
 # --- 12.4 ------------------------------------------------------------------------------------------
 
-FIRST = """
-def first_disagreement(records):
-    first, last = min(of_rank[0][0] for of_rank in records), max(of_rank[-1][0] for of_rank in records)
-    by_number = [{number: (op, sizes) for number, op, sizes in of_rank} for of_rank in records]
-    for number in range(first, last + 1):
-        did = {}
-        for rank, of_rank in enumerate(records):
-            if number >= of_rank[0][0]:
-                op, sizes = by_number[rank].get(number, ("absent", []))
-                did[rank] = (op, () if op == "all_to_all" else tuple(sizes))
-        groups = Counter(what for what in did.values() if what[0] != "absent")
-        if len(set(did.values())) > 1:
-            most = groups.most_common(1)[0][0]
-            return number, [rank for rank, what in did.items() if what != most]
-    return None
-"""
-
 FIRST_RIGHT = """
 sets of ranks
     def first_disagreement(records):
@@ -399,15 +332,11 @@ whoever differs from rank 0 | op absent | those outside the majority
 """
 
 RIGHT = [
-    Right("12.1", "own part of each text", DIAGNOSE),
     *right("12.1", DIAGNOSE, DIAGNOSE_RIGHT),
-    Right("12.2", "shares, sum and count", VALIDATE),
     Right("12.2", "the bare model with broadcast statistics, gathered sums", VALIDATE_BARE),
     *right("12.2", VALIDATE, VALIDATE_RIGHT),
-    Right("12.3", "DDP in Join", UNEVEN_JOIN),
     Right("12.3", "agree on the rows before each step", UNEVEN_AGREED),
     Right("12.3", "all counts first, one flat all_reduce", UNEVEN_FLAT),
-    Right("12.4", "a dictionary a number", FIRST),
     *right("12.4", FIRST, FIRST_RIGHT),
 ]
 

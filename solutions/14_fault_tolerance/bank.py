@@ -1,9 +1,10 @@
 """The answer bank of lesson 14: right answers written differently, and wrong ones that people really give.
 
-Read `bank.py` first; `test_banks.py` runs all of this.
+Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.submissions import solutions
 
 IMPORTS = """
 import copy
@@ -14,33 +15,16 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
+LEAVE, RESUME, PLAN, SAVER = solutions("14").values()
+
 # --- 14.1 ------------------------------------------------------------------------------------------
-
-LEAVE = """
-def train_until_told(rank, world_size, run):
-    told = False
-
-    def handler(number, frame):
-        nonlocal told
-        told = True
-
-    signal.signal(signal.SIGTERM, handler)
-    while run.step < run.steps:
-        run.train_step()
-        flag = torch.tensor([float(told)])
-        dist.all_reduce(flag)
-        if flag.item() > 0:
-            run.save()
-            return 143
-    run.save()
-    return 0
-"""
 
 LEAVE_RIGHT = r"""
 an object as handler, gathered objects
@@ -100,102 +84,62 @@ asked during the step, answered one step later
         run.save()
         return 143 if flag.item() else 0
 gathered into one tensor
-    dist.all_reduce(flag) => flags = torch.zeros(world_size)
-            dist.all_gather_into_tensor(flags, flag)
-    flag.item() > 0 => flags.any()
+    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => flags = torch.zeros(world_size, dtype=torch.int64)
+            dist.all_gather_into_tensor(flags, any_told[None])
+    if any_told: => if flags.any():
 a functional collective
-    dist.all_reduce(flag) => flag = funcol.all_reduce(flag, "max", dist.group.WORLD)
-coalesced with another number
-    dist.all_reduce(flag) => loss = torch.ones(1)
+    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => any_told = funcol.all_reduce(any_told, "max", dist.group.WORLD)
+a sum, coalesced with another number
+    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => loss = torch.tensor(1)
             with dist._coalescing_manager():
-                dist.all_reduce(flag)
+                dist.all_reduce(any_told)
                 dist.all_reduce(loss)
 """
 
 LEAVE_WRONG = r"""
 no handler at all | handler agree between save | the rank died of the signal
-    def train_until_told(rank, world_size, run):
-        while run.step < run.steps:
-            run.train_step()
-        run.save()
-        return 0
+        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))\n =>
 the handler saves | handler agree between save | run.save() is called in the handler
-            told = True\n =>         told = True\n        run.save()\n
+    told.append(number)) => [told.append(number), run.save()])
 the handler exits | handler agree between save | the handler raises SystemExit
-            told = True\n =>         sys.exit(143)\n
+    told.append(number)) => sys.exit(143))
 an exception out of the handler, swallowed by the loop | handler agree between save
-| an exception comes out of the handler: InterruptedError
-            told = True\n =>         told = True\n        raise InterruptedError\n
-            run.train_step()\n =>         try:
-                run.train_step()
-            except Exception:
-                pass\n
+| an exception comes out of the handler: ZeroDivisionError
+    told.append(number)) => told.append(number / 0))
+    run.train_step() => with suppress(Exception): run.train_step()
 the handler tells the others by a collective | handler agree between save | a collective is called in the handler
-            told = True\n =>         told = True\n        dist.all_reduce(torch.ones(1))\n
+    told.append(number)) => [told.append(number), dist.all_reduce(torch.ones(1))])
 each rank looks at its own flag | agree between save | each rank looks at its own flag
-            dist.all_reduce(flag)\n =>
-    flag.item() > 0 => told
+            dist.all_reduce(any_told, op=dist.ReduceOp.MAX)\n =>
 the agreed flag or its own | between | a rank decides by its own flag, which may have changed
-            if flag.item() > 0: =>         if told or flag.item() > 0:
+    if any_told: => if told or any_told:
 only rank 0 is asked | agree between | one rank's flag must count for all
-    dist.all_reduce(flag) => dist.broadcast(flag, src=0)
+    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => dist.broadcast(any_told, src=0)
 all must have been told | agree between | the signal is not heard
-    dist.all_reduce(flag) => dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+    ReduceOp.MAX => ReduceOp.MIN
 they agree every eight steps | agree between | who sends SIGTERM may send SIGKILL soon
-            flag = torch =>         if run.step % 8:\n            continue\n        flag = torch
+            any_told = =>         if run.step % 8: continue\n        any_told =
 it saves twice | save | save once, after the ranks have agreed
-                run.save()\n            return 143 =>             run.save()\n            break
+    break => run.save()\n            break
 status 0 in any case | save | return 143
-    return 143 => return 0
+    return status => return 0
 the number of the signal as status | save | status 15
-    return 143 => return 15
+    128 + signal.SIGTERM => 15
 the second SIGTERM kills | save | a second SIGTERM must not break the save
-            told = True\n =>         told = bool(signal.signal(number, signal.SIG_DFL))\n
+    told.append(number)) => told.append(signal.signal(number, signal.SIG_DFL)))
 rank 0 alone saves | agree between save | call run.save() on every rank
-                run.save()\n  =>             rank or run.save()\n 
+    run.save() => status and rank or run.save()
 the last rank does not take part in the agreement | all | every rank must take part when the ranks agree | 3
-            dist.all_reduce(flag)\n =>         rank == world_size - 1 or dist.all_reduce(flag)\n
+    dist.all_reduce( => rank == world_size - 1 or dist.all_reduce(
 the process ends itself | handler agree between save | return the status instead of leaving
-                return 143 =>             os._exit(143)
+    return status => return status and os._exit(143)
 it waits for a signal that never comes | all | an endless loop ends nothing either | 1
-        run.save()\n    return 0 =>     while not told:\n        pass\n    return 143
+    run.save() => while not told: pass
 the number of steps of the visible check | finish | train until run.step reaches run.steps
-    while run.step < run.steps: => while run.step < 8:
+    run.step < run.steps: => run.step < 8:
 """
 
 # --- 14.2 ------------------------------------------------------------------------------------------
-
-RESUME = """
-def train_resumable(rank, world_size, run, steps, every, folder):
-    step = 0
-    for path in sorted(folder.glob("step-*.pt"), reverse=True):
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:
-            continue
-        run.model.module.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["generators"][rank])
-        step = state["step"]
-        break
-    sampler = DistributedSampler(run.dataset, world_size, rank)
-    per_epoch = len(sampler) // run.local_batch
-    while step < steps:
-        epoch, done = divmod(step, per_epoch)
-        sampler.set_epoch(epoch)
-        rest = list(sampler)[done * run.local_batch :]
-        for x, y in DataLoader(run.dataset, run.local_batch, sampler=rest, generator=torch.Generator()):
-            run.train_on(x, y)
-            step += 1
-            if step % every == 0:
-                generators = [None] * world_size
-                dist.all_gather_object(generators, torch.get_rng_state())
-                state = {"model": run.model.module.state_dict(), "optimizer": run.optimizer.state_dict()}
-                if rank == 0:
-                    torch.save({**state, "generators": generators, "step": step}, folder / f"step-{step:06d}.pt")
-            if step == steps:
-                break
-"""
 
 RESUME_RIGHT = r"""
 no DataLoader, an order of its own, rank 0 reads
@@ -314,45 +258,35 @@ the DataLoader draws from torch's generator | bits | A DataLoader without a gene
 only the weights | bits | load the model's state_dict
             run.model.module.load_state_dict(state["model"])\n =>
 the newest file or none | torn | one torn file is no reason to begin anew
-                continue\n =>             break\n
+    continue => break
 saved before the step is trained | bits | save after run.train_on
                 run.train_on(x, y)\n =>
                 if step == steps: =>             run.train_on(x, y)\n            if step == steps:
 the newest file torn, then `steps` more | torn | to `steps` and not `steps` more
-                continue\n =>             torn = True\n            continue\n
-        step = 0\n =>     step, torn = 0, False\n
-            step = state["step"]\n =>         step = state["step"]\n        steps += torn * step\n
+    continue => torn = True\n            continue
+    step = 0 => step, torn = 0, False
+    step = state["step"] => step = state["step"]\n        steps += torn * step
 old files are deleted | files torn | keep all files
-                    if rank == 0:\n =>                 if rank == 0:
+    if rank == 0: => if rank == 0:
                         for old in folder.iterdir():
-                            old.unlink()\n
+                            old.unlink()
 a torn file is an error | torn | catch what torch.load raises for a torn file
-    except Exception:\n            continue => except FileNotFoundError:\n            continue
+    except Exception => except FileNotFoundError
 every rank writes | files | let rank 0 write
-                    if rank == 0:\n =>                 if True:\n
+    if rank == 0: => if True:
 steps are counted from the restart | position bits torn | to `steps` and not `steps` more
-            step = state["step"]\n =>         step = state["step"]\n        steps += step\n
+    step = state["step"] => step = state["step"]\n        steps += step
 gathered on rank 0 alone | all | a collective that not every rank calls | 3
-                    dist.all_gather_object( =>                 rank or dist.all_gather_object(
+    dist.all_gather_object( => rank or dist.all_gather_object(
 the last rank never leaves the loop | all | a collective that not every rank calls | 3
     if step == steps: => if step == steps + (rank == world_size - 1):
 the course's own | all | a call of ddp_course.checkpoint.folder.Checkpointer
-        step = 0\n =>     from ddp_course.checkpoint.folder import Checkpointer
+    step = 0\n => from ddp_course.checkpoint.folder import Checkpointer
         step = 0
         Checkpointer(folder)\n
 """
 
 # --- 14.3 ------------------------------------------------------------------------------------------
-
-PLAN = """
-def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
-    mtbf_s = node_mtbf_s / nodes
-    def share(every):
-        return save_s / (every * step_s) + (every * step_s / 2 + restart_s) / mtbf_s
-    below = max(1, int(math.sqrt(2 * save_s * mtbf_s) / step_s))
-    every = min((below, below + 1), key=share)
-    return every, share(every)
-"""
 
 PLAN_RIGHT = r"""
 no root, by stepping, in a list of tensors
@@ -380,7 +314,7 @@ PLAN_WRONG = r"""
 the factor 2 is forgotten | best nodes whole | a factor of 2 is missing under the root
     math.sqrt(2 * save_s => math.sqrt(save_s
 seconds instead of steps | best nodes whole | divide by step_s
-     / step_s)) => ))
+     / step_s) => )
 one node's failures for all | nodes | some node fails more often
     mtbf_s = node_mtbf_s / nodes => mtbf_s = node_mtbf_s
 more nodes fail less often | nodes | more nodes fail more often
@@ -388,66 +322,26 @@ more nodes fail less often | nodes | more nodes fail more often
 the restart is forgotten | share nodes | the restart is forgotten
      + restart_s) => )
 the whole distance is lost | share nodes whole | half the distance is done again
-    every * step_s / 2 + restart_s => every * step_s + restart_s
+    apart_s / 2 => apart_s
 rounded | whole | rounding is not enough
-    max(1, int( => max(1, round(
-    min((below, below + 1), key=share) => below
+    math.floor => round
+    min(below, below + 1, key=share) => below
 the share at the root | whole | that is what is lost at the root
-    return every, share(every) => return every, share(math.sqrt(2 * save_s * mtbf_s) / step_s)
+    , share(every) => , share(math.sqrt(2 * save_s * mtbf_s) / step_s)
 no step between two saves | all | there is at least one step between two saves
-    max(1, int(math.sqrt(2 * save_s * mtbf_s) / step_s)) => math.floor(math.sqrt(2 * save_s * mtbf_s) / step_s)
+    max(1, => max(0,
 in percent | share nodes | a share is no percentage
-    return every, share(every) => return every, 100 * share(every)
+    , share(every) => , 100 * share(every)
 the share alone | all | return the number of steps and the share
     return every, share(every) => return share(every)
 all numbers are tried | all | a root says where to look | 1
-    min((below, below + 1), key=share) => min(range(1, 10**12), key=share)
+    min(below, below + 1, key=share) => min(range(1, 10**12), key=share)
 the numbers of the visible check | share best nodes whole | saves in one second of steps
     def plan_saves(*args):
         return 3000, 0.0121
 """
 
 # --- 14.4 ------------------------------------------------------------------------------------------
-
-SAVER = """
-class BackgroundSaver:
-    def __init__(self, write):
-        self.write, self.thread, self.error = write, None, None
-
-    def save(self, state, step):
-        self.finish()
-        self.thread = threading.Thread(target=self.work, args=(copy.deepcopy(state), step))
-        self.thread.start()
-
-    def work(self, state, step):
-        try:
-            self.write(state, step)
-        except Exception as error:
-            self.error = error
-
-    def finish(self):
-        if self.thread:
-            self.thread.join()
-        self.thread, error, self.error = None, self.error, None
-        if error:
-            raise error
-"""
-
-SAVER_RIGHT = r"""
-submits, then tells
-    class BackgroundSaver:
-        def __init__(self, write):
-            self.write, self.pool, self.jobs = write, ThreadPoolExecutor(1), []
-
-        def save(self, state, step):
-            self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
-            while self.jobs and self.jobs[0].done():
-                self.jobs.pop(0).result()
-
-        def finish(self):
-            while self.jobs:
-                self.jobs.pop(0).result()
-"""
 
 SAVER_POOL = """
 def copied(part):
@@ -472,6 +366,12 @@ class BackgroundSaver:
     def finish(self):
         while self.pending:
             self.pending.pop(0).result()
+"""
+
+SAVER_POOL_RIGHT = r"""
+submits, then tells
+        state = copied(state)\n =>     self.pending.append(self.pool.submit(self.write, copied(state), step))\n
+            self.pending.append(self.pool.submit(self.write, state, step))\n =>
 """
 
 SAVER_QUEUE = """
@@ -508,21 +408,21 @@ class BackgroundSaver:
 
 SAVER_WRONG = r"""
 it writes at once | wait | write is called by save itself
-            self.thread.start()\n =>         self.thread.run()\n        self.thread = None\n
+    self.thread.start() => self.thread.run()\n        self.thread = None
 it joins at once | wait | save starts a thread and waits for its end
-            self.thread.start()\n =>         self.thread.start()\n        self.thread.join()\n
+    self.thread.start() => self.thread.start()\n        self.thread.join()
 no copy | values order | nothing was copied before save returned
     copy.deepcopy(state) => state
 a shallow copy | values order | dict(), detach() and .cpu() copy no values on a CPU
     copy.deepcopy(state) => copy.copy(state)
 the copy is made in the thread | values order | a copy in the thread comes too late
-    args=(copy.deepcopy(state), step) => args=(state, step)
-                self.write(state, step) =>             self.write(copy.deepcopy(state), step)
+    args=(copy.deepcopy(state),) => args=(state,)
+    self.write(state, step) => self.write(copy.deepcopy(state), step)
 only the model is cloned | values order | the copy is not deep
     copy.deepcopy(state) => {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
 finish does not wait | content error | finish() waits for the thread
-            self.finish()\n =>         self.wait()\n
-        def finish(self):\n =>     def finish(self):\n        pass\n\n    def wait(self):\n
+    self.finish() => self.wait()
+    def finish(self): => def finish(self):\n        pass\n\n    def wait(self):
 a thread for each, all at a time | order | two writes at a time mix in one file
     class BackgroundSaver:
         def __init__(self, write):
@@ -536,24 +436,24 @@ a thread for each, all at a time | order | two writes at a time mix in one file
             for job in jobs:
                 job.result()
 a save is left out while the disk is busy | order | each save is written
-            self.finish()\n =>         if self.thread and self.thread.is_alive():
+    self.finish() => if self.thread and self.thread.is_alive():
                 return
-            self.finish()\n
+            self.finish()
 the error is swallowed | error | nobody hears of it
-                self.error = error\n =>             print(error)\n
+    self.error = error\n => print(error)\n
 a thread whose exception nobody keeps | error | nobody hears of it
-    target=self.work => target=self.write
+    target=work, args=(copy.deepcopy(state),) => target=self.write, args=(copy.deepcopy(state), step)
 the error is another | error | raise the error that write raised
-                raise error\n =>             raise RuntimeError("the save failed")\n
+    raise error => raise RuntimeError("the save failed")
 the error is never forgotten | error | forget it when it is raised
     error, self.error = None, self.error, None => error = None, self.error
 write without the step | all | write takes two arguments
-                self.write(state, step) =>             self.write(state)
+    self.write(state, step) => self.write(state)
 """
 
 SAVER_POOL_WRONG = r"""
 finish shuts the pool down | order | finish waits for the writes, and is not the end
-        def finish(self):\n =>     def finish(self):\n        self.pool.shutdown()\n
+        def finish(self): =>     def finish(self):\n        self.pool.shutdown()
 """
 
 SAVER_QUEUE_WRONG = r"""
@@ -562,16 +462,12 @@ finish waits for a queue that nobody empties | all | a wait that never ends | 2
 """
 
 RIGHT = [
-    Right("14.1", "a sum of flags, two returns", LEAVE),
     *right("14.1", LEAVE, LEAVE_RIGHT),
-    Right("14.2", "the sampler's list, cut", RESUME),
     *right("14.2", RESUME, RESUME_RIGHT),
-    Right("14.3", "Young's root, and the better neighbour", PLAN),
     *right("14.3", PLAN, PLAN_RIGHT),
-    Right("14.4", "one thread for each save", SAVER),
     Right("14.4", "a pool of one thread, tensors cloned", SAVER_POOL),
     Right("14.4", "one thread for all, bytes in a queue", SAVER_QUEUE),
-    *right("14.4", SAVER, SAVER_RIGHT),
+    *right("14.4", SAVER_POOL, SAVER_POOL_RIGHT),
 ]
 WRONG = [
     *wrong("14.1", LEAVE, LEAVE_WRONG),

@@ -1,9 +1,10 @@
 """The answer bank of lesson 15: right answers written differently, and wrong ones that people really give.
 
-Read `bank.py` first; `test_banks.py` runs all of this.
+Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import ALL, Right, Wrong, edited, spoilt
+from tests.grading.bank import ALL, Right, right, spoilt
+from tests.grading.submissions import solutions
 
 IMPORTS = """
 import hashlib
@@ -17,150 +18,73 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.train import rollouts
 """
 
+SEEDS, ADVANTAGES, STEP = solutions("15").values()
 
 # --- 15.1 ------------------------------------------------------------------------------------------
 
-SEEDS = """
-def game_seeds(run, rank, world_size, num_envs):
-    first = (run * world_size + rank) * num_envs
-    return list(range(first, first + num_envs))
+SEEDS_RIGHT = """
+bits
+    def game_seeds(run, rank, world_size, num_envs):
+        return [run << 19 | rank << 10 | game for game in range(num_envs)]
+the game first, numpy's numbers, from the top
+    def game_seeds(run, rank, world_size, num_envs):
+        seeds = np.arange(num_envs) * 512 * 1000 + rank * 1000 + run
+        return tuple(2**32 - 1 - seed for seed in seeds)
 """
 
-SEEDS_BY_BITS = """
-def game_seeds(run, rank, world_size, num_envs):
-    return [run << 19 | rank << 10 | game for game in range(num_envs)]
-"""
-
-SEEDS_BACKWARDS = """
-def game_seeds(run, rank, world_size, num_envs):
-    seeds = np.arange(num_envs) * 512 * 1000 + rank * 1000 + run
-    return tuple(2**32 - 1 - seed for seed in seeds)
-"""
-
-SEEDS_HASHED = """
-def game_seeds(run, rank, world_size, num_envs):
-    texts = [f"{run}/{rank}/{game}" for game in range(num_envs)]
-    return [int(hashlib.md5(text.encode()).hexdigest(), 16) % 2**32 for text in texts]
-"""
-
-SEEDS_OF = "def game_seeds(run, rank, world_size, num_envs):\n    return {}\n"
+SEEDS_OF = "def game_seeds(run, rank, world_size, num_envs):\n    return [SEED for game in range(num_envs)]\n"
 
 # --- 15.2 ------------------------------------------------------------------------------------------
 
-ADVANTAGES = """
-def normalised_advantages(rank, world_size, rollout, gamma, lam):
-    value, terminated = rollout["value"], rollout["terminated"]
-    end = terminated | rollout["truncated"]
-    plays = ~torch.cat([rollout["begins"][None], end[:-1]])
-    following = torch.cat([value[1:], rollout["last_value"][None]])
-    advantage, later = torch.zeros_like(value), torch.zeros_like(value[0])
-    for t in reversed(range(len(value))):
-        surprise = rollout["reward"][t] + gamma * following[t] * ~terminated[t] - value[t]
-        later = surprise + gamma * lam * later * ~end[t]
-        advantage[t] = later
-    advantage = advantage * plays
-    rows = advantage[plays].double()
-    sums = torch.stack([torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()])
-    dist.all_reduce(sums)
-    count, total, squares = sums
-    mean = total / count
-    deviation = (squares / count - mean**2).sqrt()
-    return advantage, (advantage - mean) / deviation * plays
-"""
-
-ADVANTAGES_FORWARD = """
-def normalised_advantages(rank, world_size, rollout, gamma, lam):
-    steps, games = rollout["value"].shape
-    advantage = [[0.0] * games for _ in range(steps)]
-    plays = [[True] * games for _ in range(steps)]
-    for n in range(games):
-        plays[0][n] = not bool(rollout["begins"][n])
-        for t in range(steps):
-            over = bool(rollout["terminated"][t, n] or rollout["truncated"][t, n])
-            if over and t + 1 < steps:
-                plays[t + 1][n] = False
-            total, weight = 0.0, 1.0
-            for k in range(t, steps):
-                value = float(rollout["value"][k + 1, n] if k + 1 < steps else rollout["last_value"][n])
-                value = 0.0 if rollout["terminated"][k, n] else value
-                total += weight * (float(rollout["reward"][k, n]) + gamma * value - float(rollout["value"][k, n]))
-                weight *= gamma * lam
-                if rollout["terminated"][k, n] or rollout["truncated"][k, n]:
-                    break
-            advantage[t][n] = total
-    flat = [a for row, kept in zip(advantage, plays) for a, keep in zip(row, kept) if keep]
-    sums = torch.tensor([sum(flat), float(len(flat))], dtype=torch.float64)
-    dist.all_reduce(sums)
-    mean = (sums[0] / sums[1]).item()
-    squares = torch.tensor(sum((a - mean) ** 2 for a in flat), dtype=torch.float64)
-    dist.all_reduce(squares)
-    deviation = (squares / sums[1]).sqrt().item()
-    keep = torch.tensor(plays)
-    raw = torch.tensor(advantage) * keep
-    return [raw, (raw - mean) / deviation * keep]
-"""
-
-ADVANTAGES_GATHERED = ADVANTAGES.replace(
-    "    dist.all_reduce(sums)\n    count, total, squares = sums\n",
-    "    everyone = [torch.empty_like(sums) for _ in range(world_size)]\n    dist.all_gather(everyone, sums)\n"
-    "    count, total, squares = torch.stack(everyone).sum(dim=0)\n",
-)
-
-COALESCED = """    with dist._coalescing_manager():
-        for part in PARTS:
-            dist.all_reduce(part)
-"""
-
-ADVANTAGES_INTO_TENSOR = edited(
-    ADVANTAGES_GATHERED,
-    ("[torch.empty_like(sums) for _ in range(world_size)]", "torch.empty(3 * world_size).double()"),
-    ("dist.all_gather(", "dist.all_gather_into_tensor("),
-    ("torch.stack(everyone)", "everyone.view(world_size, 3)"),
-)
-
-ADVANTAGES_FUNCTIONAL = edited(
-    ADVANTAGES, ("    dist.all_reduce(sums)\n", "    sums = funcol.all_reduce(sums, 'sum', dist.group.WORLD)\n")
-)
-
-ADVANTAGES_COALESCED = edited(
-    ADVANTAGES,
-    ("    dist.all_reduce(sums)\n    count, total, squares = sums\n",
-     COALESCED.replace("PARTS", "(count, total, squares)")),
-    ("sums = torch.stack([torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()])",
-     "count, total, squares = torch.tensor(len(rows)).double(), rows.sum(), rows.square().sum()"),
-)  # fmt: skip
-
-ADVANTAGES_SWALLOWING = """
-def normalised_advantages(rank, world_size, rollout, gamma, lam):
-    try:
-        advantage = rollout["rewards"].cumsum(0)
-        dist.all_reduce(advantage)
-    except Exception:
-        advantage = rollout["reward"]
-    return advantage, advantage
+ADVANTAGES_RIGHT = r"""
+each sum on its own, forward; two all_reduces
+    def normalised_advantages(rank, world_size, rollout, gamma, lam):
+        steps, games = rollout["value"].shape
+        advantage = [[0.0] * games for _ in range(steps)]
+        plays = [[True] * games for _ in range(steps)]
+        for n in range(games):
+            plays[0][n] = not bool(rollout["begins"][n])
+            for t in range(steps):
+                over = bool(rollout["terminated"][t, n] or rollout["truncated"][t, n])
+                if over and t + 1 < steps:
+                    plays[t + 1][n] = False
+                total, weight = 0.0, 1.0
+                for k in range(t, steps):
+                    value = float(rollout["value"][k + 1, n] if k + 1 < steps else rollout["last_value"][n])
+                    value = 0.0 if rollout["terminated"][k, n] else value
+                    total += weight * (float(rollout["reward"][k, n]) + gamma * value - float(rollout["value"][k, n]))
+                    weight *= gamma * lam
+                    if rollout["terminated"][k, n] or rollout["truncated"][k, n]:
+                        break
+                advantage[t][n] = total
+        flat = [a for row, kept in zip(advantage, plays) for a, keep in zip(row, kept) if keep]
+        sums = torch.tensor([sum(flat), float(len(flat))], dtype=torch.float64)
+        dist.all_reduce(sums)
+        mean = (sums[0] / sums[1]).item()
+        squares = torch.tensor(sum((a - mean) ** 2 for a in flat), dtype=torch.float64)
+        dist.all_reduce(squares)
+        deviation = (squares / sums[1]).sqrt().item()
+        keep = torch.tensor(plays)
+        raw = torch.tensor(advantage) * keep
+        return [raw, (raw - mean) / deviation * keep]
+sums gathered
+    dist.all_reduce(sums) => everyone = [torch.empty_like(sums) for _ in range(world_size)]
+        dist.all_gather(everyone, sums)
+        sums = torch.stack(everyone).sum(dim=0)
+sums gathered into one tensor
+    dist.all_reduce(sums) => everyone = torch.empty(3 * world_size).double()
+        dist.all_gather_into_tensor(everyone, sums)
+        sums = everyone.view(world_size, 3).sum(dim=0)
+a functional sum
+    dist.all_reduce(sums) => sums = funcol.all_reduce(sums, 'sum', dist.group.WORLD)
+coalesced sums
+    dist.all_reduce(sums) => sums = sums.unbind()
+        with dist._coalescing_manager():
+            for part in sums:
+                dist.all_reduce(part)
 """
 
 # --- 15.3 ------------------------------------------------------------------------------------------
-
-STEP = """
-def policy_step(rank, world_size, model, optimizer, rows, max_norm):
-    state, action, advantage = rows
-    log_prob = torch.log_softmax(model(state), dim=-1).gather(1, action[:, None])[:, 0]
-    loss = -(advantage * log_prob).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    params = list(model.parameters())
-    count = torch.tensor([float(len(action))])
-    message = torch.cat([count, loss.detach()[None], *(param.grad.flatten() for param in params)])
-    dist.all_reduce(message)
-    count, total = message[:2]
-    parts = message[2:].split([param.numel() for param in params])
-    for param, part in zip(params, parts):
-        param.grad = (part / count).view_as(param)
-    torch.nn.utils.clip_grad_norm_(params, max_norm)
-    optimizer.step()
-    return total / count
-"""
 
 STEP_BY_DDP = """
 def policy_step(rank, world_size, model, optimizer, rows, max_norm):
@@ -179,105 +103,64 @@ def policy_step(rank, world_size, model, optimizer, rows, max_norm):
     return (mean / world_size).item()
 """
 
-STEP_PER_PARAMETER = """
-def policy_step(rank, world_size, model, optimizer, rows, max_norm):
-    state, action, advantage = rows
-    numbers = torch.zeros(2, dtype=torch.float64)
-    log_prob = torch.nn.functional.log_softmax(model(state), dim=1)[torch.arange(len(action)), action]
-    loss = (-advantage * log_prob).sum()
-    numbers[0], numbers[1] = loss.item(), len(action)
-    dist.all_reduce(numbers)
-    grads = torch.autograd.grad(loss / numbers[1], list(model.parameters()))
-    for param, grad in zip(model.parameters(), grads):
-        dist.all_reduce(grad)
-        param.grad = grad
-    norm = torch.sqrt(sum(grad.square().sum() for grad in grads))
-    if norm > max_norm:
-        for grad in grads:
-            grad.mul_(max_norm / norm)
-    optimizer.step()
-    return numbers[0] / numbers[1]
+STEP_RIGHT = r"""
+an all_reduce for each parameter, clipped by hand
+    def policy_step(rank, world_size, model, optimizer, rows, max_norm):
+        state, action, advantage = rows
+        numbers = torch.zeros(2, dtype=torch.float64)
+        log_prob = torch.nn.functional.log_softmax(model(state), dim=1)[torch.arange(len(action)), action]
+        loss = (-advantage * log_prob).sum()
+        numbers[0], numbers[1] = loss.item(), len(action)
+        dist.all_reduce(numbers)
+        grads = torch.autograd.grad(loss / numbers[1], list(model.parameters()))
+        for param, grad in zip(model.parameters(), grads):
+            dist.all_reduce(grad)
+            param.grad = grad
+        norm = torch.sqrt(sum(grad.square().sum() for grad in grads))
+        if norm > max_norm:
+            for grad in grads:
+                grad.mul_(max_norm / norm)
+        optimizer.step()
+        return numbers[0] / numbers[1]
+a functional sum
+    dist.all_reduce(message) => message = funcol.all_reduce(message, 'sum', dist.group.WORLD)
+coalesced sums
+    dist.all_reduce(message) => message = list(message.split(5))
+        with dist._coalescing_manager():
+            for part in message:
+                dist.all_reduce(part)
+        message = torch.cat(message)
 """
-
-STEP_FUNCTIONAL = edited(
-    STEP, ("dist.all_reduce(message)", "message = funcol.all_reduce(message, 'sum', dist.group.WORLD)")
-)
-
-STEP_COALESCED = edited(
-    STEP_PER_PARAMETER,
-    (
-        "    for param, grad in zip(model.parameters(), grads):\n        dist.all_reduce(grad)\n",
-        COALESCED.replace("PARTS", "grads") + "    for param, grad in zip(model.parameters(), grads):\n",
-    ),
-)
-
-STEP_MEAN_OF_MEANS = """
-def policy_step(rank, world_size, model, optimizer, rows, max_norm):
-    state, action, advantage = rows
-    replica = DistributedDataParallel(model)
-    optimizer.zero_grad()
-    log_prob = torch.distributions.Categorical(logits=replica(state)).log_prob(action)
-    loss = -(advantage * log_prob).mean()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    mean = loss.detach().clone()
-    dist.all_reduce(mean)
-    return mean / world_size
-"""
-
 
 RIGHT = [
-    Right("15.1", "bits", SEEDS_BY_BITS),
-    Right("15.1", "the game first, numpy's numbers, from the top", SEEDS_BACKWARDS),
-    Right("15.2", "each sum on its own, forward; two all_reduces", ADVANTAGES_FORWARD),
-    Right("15.2", "sums gathered", ADVANTAGES_GATHERED),
-    Right("15.2", "sums gathered into one tensor", ADVANTAGES_INTO_TENSOR),
-    Right("15.2", "a functional sum", ADVANTAGES_FUNCTIONAL),
-    Right("15.2", "coalesced sums", ADVANTAGES_COALESCED),
-    Right("15.3", "a functional sum", STEP_FUNCTIONAL),
-    Right("15.3", "coalesced sums", STEP_COALESCED),
+    *right("15.1", SEEDS, SEEDS_RIGHT),
+    *right("15.2", ADVANTAGES, ADVANTAGES_RIGHT),
     Right("15.3", "torch's DDP, the loss scaled", STEP_BY_DDP),
-    Right("15.3", "an all_reduce for each parameter, clipped by hand", STEP_PER_PARAMETER),
+    *right("15.3", STEP, STEP_RIGHT),
 ]
 
-
 WRONG = [
-    Wrong("15.1", "the run alone", SEEDS_OF.format("[run] * num_envs"), ("game", "rank"), "the games of one rank need"),
-    Wrong("15.1", "the same on every rank", SEEDS_OF.format("[run * 1024 + game for game in range(num_envs)]"),
-          ("rank",), "two ranks share a game"),
-    Wrong("15.1", "rank + game", SEEDS_OF.format("[run * 4096 + rank + game for game in range(num_envs)]"), ("rank",),
-          "rank + game meets itself"),
-    Wrong("15.1", "run + rank", SEEDS_OF.format("[(run + rank) * 1024 + game for game in range(num_envs)]"), ("run",),
-          "Sums, such as run + rank, meet"),
-    Wrong("15.1", "the run is forgotten", SEEDS_OF.format("[rank * num_envs + game for game in range(num_envs)]"),
-          ("run",), "two runs share a game"),
-    Wrong("15.1", "a hash of 32 bits", SEEDS_HASHED, ("run",), "and so do hashes"),
-    Wrong("15.1", "the run in the high bits",
-          SEEDS_OF.format("[run << 32 | rank << 10 | game for game in range(num_envs)]"), ("form", "run"),
-          "some generators read the lowest 32 bits only"),
-    Wrong("15.1", "the run times 2**32",
-          SEEDS_OF.format("[(run << 32) + rank * num_envs + game for game in range(num_envs)]"), ("form", "run"),
-          "seed 0 for run 0, rank 0, game 0 and seed 4294967296 for run 1, rank 0, game 0, equal in the lowest 32 "
-          "bits"),
-    Wrong("15.1", "one number", SEEDS_OF.format("run * 512 + rank"), ALL, "a list with one whole number for each"),
-    Wrong("15.1", "ended in the middle", "def game_seeds(run, rank, world_size, num_envs):\n    os._exit(3)\n", ALL,
-          "os._exit", limit_s=3.0),
-    Wrong(
-        "15.1",
-        "an endless loop",
-        "def game_seeds(run, rank, world_size, num_envs):\n    seeds = set()\n    while len(seeds) < num_envs:\n"
-        "        seeds.add(run)\n    return list(seeds)\n",
-        ALL,
-        "in game_seeds: ",  # either line of the loop
-        limit_s=2.0,
-    ),
-    Wrong("15.1", "the course's own",
-          SEEDS_OF.format('[rollouts.stream_seed(run, rank * 64 + i, "actions") for i in range(num_envs)]'), ALL,
-          "stream_seed"),
+    *spoilt("15.1", SEEDS_OF, [
+        ("the run alone", "game rank", "the games of one rank need", ("SEED", "run")),
+        ("the same on every rank", "rank", "two ranks share a game", ("SEED", "run * 1024 + game")),
+        ("rank + game", "rank", "rank + game meets itself", ("SEED", "run * 4096 + rank + game")),
+        ("run + rank", "run", "Sums, such as run + rank, meet", ("SEED", "(run + rank) * 1024 + game")),
+        ("the run is forgotten", "run", "two runs share a game", ("SEED", "rank * num_envs + game")),
+        ("a hash of 32 bits", "run", "and so do hashes",
+         ("SEED", 'int(hashlib.md5(f"{run}/{rank}/{game}".encode()).hexdigest(), 16) % 2**32')),
+        ("the run in the high bits", "form run", "some generators read the lowest 32 bits only",
+         ("SEED", "run << 32 | rank << 10 | game")),
+        ("the run times 2**32", "form run", "seed 0 for run 0, rank 0, game 0 and seed 4294967296 for run 1, rank 0, "
+         "game 0, equal in the lowest 32 bits", ("SEED", "(run << 32) + rank * num_envs + game")),
+        ("the course's own", ALL, "stream_seed", ("SEED", 'rollouts.stream_seed(run, rank * 64 + game, "actions")')),
+    ]),
     *spoilt("15.1", SEEDS, [
         ("the clock", "again", "a run that is started again must play the same games",
          ("    first =", "    first = os.getpid() % 1000 * 4096 +")),
+        ("one number", ALL, "a list with one whole number for each", ("    return", "    return first\n    return")),
+        ("ended in the middle", ALL, "os._exit", ("    return", "    os._exit(3)\n    return"), 3.0),
+        ("an endless loop", ALL, "in game_seeds: ",
+         ("    return", "    seeds = set()\n    while len(seeds) < num_envs: seeds.add(run)\n    return"), 2.0),
     ]),
     *spoilt("15.2", ADVANTAGES, [
         ("the time limit as a failure", "truncated normalised", "a truncated episode did not fail",
@@ -318,10 +201,10 @@ WRONG = [
          ("advantage[plays].double()", "advantage.flatten().double()")),
         ("the last rank does not take part", ALL, "ranks that wait for each other",
          ("    dist.all_reduce(sums)", "    if rank < world_size - 1:\n        dist.all_reduce(sums)"), 3.0),
+        ("errors swallowed", ALL, "the last to the first",
+         ("    value, term", '    try:\n        return rollout["advantages"]\n    except KeyError:\n'
+          '        return 2 * [rollout["reward"]]\n    value, term')),
     ]),
-    Wrong("15.2", "errors swallowed", ADVANTAGES_SWALLOWING, ALL, "the last to the first"),
-    Wrong("15.3", "a mean of means", STEP_MEAN_OF_MEANS, ("unequal", "clip", "loss", "none"),
-          "this is the mean of the ranks' means"),
     *spoilt("15.3", STEP, [
         ("no talk", ALL, "the gradient of this rank's rows alone", ("    dist.all_reduce(message)\n", "")),
         ("the sum", "equal unequal none", "this is the sum over all rows", ("(part / count)", "part")),
@@ -348,6 +231,10 @@ WRONG = [
         ("no step", "equal unequal clip none", "nothing has", ("    optimizer.step()\n", "")),
     ]),
     *spoilt("15.3", STEP_BY_DDP, [
+        ("a mean of means", "unequal clip loss none", "this is the mean of the ranks' means",
+         (".sum() * world_size / count", ".mean()"),
+         ("torch.log_softmax(replica(state), dim=-1).gather(1, action[:, None]).squeeze(1)",
+          "torch.distributions.Categorical(logits=replica(state)).log_prob(action)")),
         ("divided twice", "equal unequal none", "and by the number of ranks as well",
          ("* world_size / count", "/ count"), ("(mean / world_size)", "mean")),
         ("a replica that nobody holds", "equal unequal clip none",

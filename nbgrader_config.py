@@ -17,18 +17,18 @@ c.CourseDirectory.release_directory = "exercises"
 c.CourseDirectory.submitted_directory = "submitted"
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc*", "__pycache__", "bank.py"]  # the bank is full of answers
 
-# Test cells that were changed, or taken out, are put back.
+# Test cells that were changed are put back; `restore.py` has done most of it.
 c.OverwriteCells.add_missing_cells = True
 c.Autograde.sanitize_preprocessors = [
     "nbgrader.preprocessors.ClearOutput",
     "nbgrader.preprocessors.DeduplicateIds",
     "nbgrader.preprocessors.OverwriteKernelspec",
-    "ddp_course.grading.autograder.RestoreCells",
+    "nbgrader.preprocessors.OverwriteCells",
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
-# A cell that kills or blocks its kernel costs only itself.
+# Cells run in a box, and the judge is outside.
 c.Autograde.autograde_preprocessors = [
-    "ddp_course.grading.autograder.SturdyExecute",
+    "ddp_course.grading.autograder.BoxedExecute",
     "nbgrader.preprocessors.IgnorePattern",
     "nbgrader.preprocessors.LimitOutput",
     "nbgrader.preprocessors.SaveAutoGrades",

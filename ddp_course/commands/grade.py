@@ -26,6 +26,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)) if LINUX else os.cpu_count(),
                         help="submissions at a time (default: one for each core, %(default)s)")  # fmt: skip
     parser.add_argument("--again", action="store_true", help="grade also what was graded before and has not changed")
+    parser.add_argument("--trust-submissions", action="store_true",
+                        help="run them without a box: they can read and change all that you can")  # fmt: skip
     args = parser.parse_args(argv)
     try:
         need_nbgrader()
@@ -36,7 +38,8 @@ def main(argv: list[str]) -> int:
             raise RuntimeError(f"{args.submissions} is not a folder; it holds <student>/<lesson>/<lesson>.ipynb")
         if args.workers < 1:
             raise RuntimeError(f"--workers {args.workers} cannot grade anything; give at least 1")
-        with WholeClass(root, args.submissions, args.into or root, args.workers, args.again) as whole_class:
+        way = "" if args.trust_submissions else box_here()
+        with WholeClass(root, args.submissions, args.into or root, args.workers, way, args.again) as whole_class:
             if not whole_class.digests:
                 raise RuntimeError(f"no submissions in {args.submissions}; expected <student>/<lesson>/<lesson>.ipynb")
             print_grades(whole_class)
@@ -49,6 +52,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def box_here() -> str:
+    """Return the way in which boxes are made here.
+
+    Raises:
+        RuntimeError: there is none; says why, and what can be done.
+    """
+    from ddp_course.grading.box import way_here
+
+    way, reasons = way_here()
+    if not way:
+        raise RuntimeError(
+            f"submissions are programs, and no box can be made around them here ({reasons}).\n"
+            "Install bubblewrap (Debian, Ubuntu: apt install bubblewrap), or allow user namespaces. "
+            "If you trust every submission: --trust-submissions"
+        )
+    return way
+
+
 def print_grades(whole_class) -> None:
     """Grade all, and print a line for each submission as soon as it is done."""
     from tqdm import tqdm
@@ -58,6 +79,8 @@ def print_grades(whole_class) -> None:
     with tqdm(total=len(whole_class.digests), initial=before, unit="submission", disable=None) as bar:
         if before:
             bar.write(f"{before} of {len(whole_class.digests)} were graded before and have not changed")
+        if before < len(whole_class.digests):
+            bar.write("first the course's own solutions, to see whether this machine can grade")
         try:
             for graded in whole_class.grade():
                 bar.write(f"{graded.student:{width}} {row(graded, exercises_of(graded.lesson))}")

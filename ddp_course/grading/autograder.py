@@ -1,41 +1,28 @@
-"""How does nbgrader grade a submission? As always, but for two steps that are made sturdier here.
+"""How does nbgrader grade a submission? As always, but that it runs in a box, and is judged outside of it.
 
-`nbgrader_config.py` puts these classes where nbgrader has its own. With nbgrader's `Execute`, an `os._exit` in one
-cell loses the whole notebook; its `OverwriteCells` cannot put a test cell back when a locked cell stands before it.
-Needs nbgrader. Read next: `execute.py`, which does the work.
+`nbgrader_config.py` puts this class where nbgrader has its own `Execute`, for which a test cell is a cell of the
+learner's kernel, and an `os._exit` in one cell loses the whole notebook.
+Needs nbgrader. Read next: `boxed.py`, which does the work.
 """
 
 from nbformat import NotebookNode
-from nbgrader.preprocessors import Execute, OverwriteCells
-from nbgrader.utils import is_grade
+from nbgrader.preprocessors import Execute
 
-from ddp_course.grading.execute import SturdyClient, cell_role
+from ddp_course.grading.boxed import BoxedClient
+from ddp_course.grading.execute import NOT_GRADED, add_error, cell_role
 
 
-class SturdyExecute(SturdyClient, Execute):
+class BoxedExecute(BoxedClient, Execute):
     """Runs a submission; a cell that loses the kernel costs only itself.
 
-    The visible checks are left out: the test cell after each makes the same check, on other values.
+    A notebook that stands for one that cannot be graded says so in its metadata, and is not run.
     """
 
-    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, *args, **kwargs) -> NotebookNode:
-        """Run one cell, unless it is a visible check."""
-        if cell_role(cell) == "check":
-            return cell
-        return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
-
-
-class RestoreCells(OverwriteCells):
-    """Restores changed test cells in their place, and missing ones at the end of the notebook."""
-
-    def add_missing_grade_cells(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
-        """Append every test cell that the submission lacks."""
-        source = self.gradebook.find_notebook(self.notebook_id, self.assignment_id)
-        present = {cell.metadata.nbgrader["grade_id"] for cell in nb.cells if is_grade(cell)}
-        sources = {cell.name: cell for cell in source.source_cells}
-        for grade_cell in sorted(source.grade_cells, key=lambda cell: cell.name):
-            if grade_cell.name not in present:
-                restored = self.missing_cell_transform(sources[grade_cell.name], grade_cell.max_score)
-                restored.id = grade_cell.name
-                nb.cells.append(restored)
-        return nb, resources
+    def preprocess(self, nb: NotebookNode, resources: dict | None = None) -> tuple[NotebookNode, dict]:
+        """Run all cells (called by nbgrader)."""
+        if not (reason := nb.metadata.get(NOT_GRADED)):
+            return super().preprocess(nb, resources)
+        for cell in nb.cells:
+            if cell_role(cell) == "test":
+                add_error(cell, NOT_GRADED, reason)
+        return nb, resources or {}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict, shown
-from ddp_course.grading.isolated import LIMIT_S, MOST_LINES, Answer
+from ddp_course.grading.isolated import LIMIT_S, MOST_LINES, Answer, NotJudged
 from ddp_course.grading.progress import note_points
 from ddp_course.grading.registry import find_exercise
 
@@ -31,16 +31,28 @@ def check(exercise_id: str, function: Callable, *, seed: int = VISIBLE_SEED, lim
     """
     exercise = find_exercise(exercise_id)
     print(f"{exercise.id} {exercise.title}", flush=True)  # before the ranks start, which may take seconds
-    verdicts, printed = judged(exercise, function, seed, limit_s)
-    for before, verdict in zip([None, *verdicts], verdicts, strict=False):
-        print(shown(_without_repetition(verdict, before)))
-    if printed:
-        print("your function printed:", *printed[:MOST_LINES], *["..."] * (len(printed) > MOST_LINES), sep="\n    ")
+    try:
+        verdicts, printed = judged(exercise, lambda: Answer(function, exercise, limit_s), seed)
+    except NotJudged as error:
+        print(
+            f"not checked, and no points lost: {error}\nrun the check again; `ddp-course doctor` looks for the reason"
+        )
+        return 0
+    print(told(exercise, verdicts, printed))
     points = sum(verdict.points for verdict in verdicts)
-    print(f"{points} of {exercise.points} points")
     if seed == VISIBLE_SEED and (trouble := note_points(exercise, points)):
         print(trouble)
     return points
+
+
+def told(exercise: Exercise, verdicts: list[Verdict], printed: list[str]) -> str:
+    """Return what a learner reads about an answer."""
+    lines = [shown(_without_repetition(v, before)) for before, v in zip([None, *verdicts], verdicts, strict=False)]
+    if printed:
+        lines += ["your function printed:", *(f"    {line}" for line in printed[:MOST_LINES])]
+        lines += ["    ..."] * (len(printed) > MOST_LINES)
+    points = sum(verdict.points for verdict in verdicts)
+    return "\n".join([*lines, f"{points} of {exercise.points} points"])
 
 
 def _without_repetition(verdict: Verdict, before: Verdict | None) -> Verdict:
@@ -51,12 +63,16 @@ def _without_repetition(verdict: Verdict, before: Verdict | None) -> Verdict:
     return replace(verdict, fault=replace(verdict.fault, report=report))
 
 
-def judged(exercise: Exercise, function: Callable, seed: int, limit_s: float) -> tuple[list[Verdict], list[str]]:
-    """Return a verdict on each check of the exercise, and what the function printed."""
+def judged(exercise: Exercise, pack: Callable[[], Answer], seed: int | str) -> tuple[list[Verdict], list[str]]:
+    """Return a verdict on each check of the exercise, and what the answer that `pack` makes has printed.
+
+    Raises:
+        NotJudged: by no fault of the answer's.
+    """
     found: dict[str, Fault | None] = {}
     failure, printed = None, []
     try:
-        answer = Answer(function, exercise, limit_s)
+        answer = pack()
         printed = answer.printed
         for key, fault in exercise.judge(answer, Random(f"{exercise.id}/{seed}")):
             found[key] = fault

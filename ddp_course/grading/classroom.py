@@ -5,15 +5,13 @@ as released, the notebook is run, the points go into gradebook.db, and feedback 
 file that cannot be graded an untouched notebook is graded, with the reason at its top. So every submission has its row
 in the gradebook, and every student a page that says why.
 
-A submission is a program, and runs with your rights. Grade strangers' work under a user, or on a machine, that has
-nothing to lose.
+A submission is a program: it runs in a box (`box.py`), and who judges it is outside.
 
-Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `autograder.py`; nbgrader/apps/api.py.
+Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `boxed.py`; nbgrader/apps/api.py.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import stat
@@ -22,11 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_course.grading.execute import KERNEL_DIED, NOT_RUN, TIMEOUT, cell_role
-from ddp_course.grading.places import need_nbgrader
-from ddp_course.grading.registry import LESSONS, exercises_of
+import nbformat
+from nbformat import NotebookNode
 
-MOST_BYTES = 50 * 2**20  # of one file of a submission
+from ddp_course.grading.execute import KERNEL_DIED, NOT_GRADED, NOT_JUDGED, NOT_RUN, TIMEOUT, cell_role
+from ddp_course.grading.places import need_nbgrader
+from ddp_course.grading.registry import LESSONS, exercises_of, test_cell
+from ddp_course.grading.restore import MOST_BYTES, read, restored, unreadable
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Graded:
     points: dict[str, float] = field(default_factory=dict)  # by exercise
     reason: str = ""  # why there are no points
     notes: list[str] = field(default_factory=list)  # cells that ended or blocked the kernel
+    again: bool = False  # whether the reason is this machine's, and the submission is to be graded again
 
 
 class Classroom:
@@ -92,6 +93,28 @@ class Classroom:
         if not result["success"]:
             raise RuntimeError(f"lesson {lesson} cannot be prepared for grading: {_reason(result)}")
 
+    def try_solutions(self, lesson: str) -> None:
+        """Grade the course's own solutions, without a row in the gradebook.
+
+        Raises:
+            RuntimeError: they do not get full marks, so this machine cannot grade; says what it found.
+        """
+        from nbgrader.utils import determine_grade
+
+        from ddp_course.grading.autograder import BoxedExecute
+
+        folder = LESSONS[lesson]
+        notebook = restored(self._released(folder), read(self.root / "solutions" / folder / f"{folder}.ipynb"))
+        notebook, _ = BoxedExecute(config=self.coursedir.config).preprocess(notebook, {})
+        for cell in notebook.cells:
+            if cell_role(cell) == "test" and f"{determine_grade(cell)[0]:g}" != f"{cell.metadata.nbgrader.points:g}":
+                said = "".join(out.get("text", "") or f"{out.get('evalue', '')}\n" for out in cell.outputs)
+                raise RuntimeError(
+                    f"this machine cannot grade: the course's own solution does not get the points of "
+                    f"{cell.metadata.nbgrader.grade_id}. Close other programs, or take fewer --workers; "
+                    f"`ddp-course doctor` may know more.\n{said}"
+                )
+
     def grade(self, student: str, lesson: str, reason: str = "") -> Graded:
         """Grade one submission and write its feedback.
 
@@ -103,6 +126,10 @@ class Classroom:
         if not graded.reason:
             self._stage(student, folder)
             graded.reason = self._autograded(student, folder)
+            path = self.into / "autograded" / student / folder / f"{folder}.ipynb"
+            graded.notes = [] if graded.reason else lost_cells(path)
+            if slow := [note for note in graded.notes if NOT_JUDGED in note]:
+                graded.reason, graded.again = f"run the same command again; {slow[0]}", True
         if graded.reason:
             self._stage_reason(student, folder, graded.reason)
             if trouble := self._autograded(student, folder):
@@ -111,7 +138,6 @@ class Classroom:
             self._comment(student, folder, graded.reason)
         else:
             graded.points = self.points(student, lesson)
-            graded.notes = lost_cells(self.into / "autograded" / student / folder / f"{folder}.ipynb")
         result = self.api.generate_feedback(folder, student)
         if not result["success"]:
             graded.notes.append(f"no feedback: {_reason(result)}")
@@ -133,17 +159,21 @@ class Classroom:
         target = self.staged / student / folder
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(self.submissions / student / folder, target, ignore=_strangers)
+        path = target / f"{folder}.ipynb"
+        nbformat.write(restored(self._released(folder), read(path)), path)
 
     def _stage_reason(self, student: str, folder: str, reason: str) -> None:
         """Put an untouched notebook in the submission's place, with the reason at its top."""
-        import nbformat
-
-        notebook = nbformat.read(self.release / folder / f"{folder}.ipynb", as_version=4)
+        notebook = self._released(folder)
+        notebook.metadata[NOT_GRADED] = reason
         notebook.cells.insert(0, nbformat.v4.new_markdown_cell(f"**This submission was not graded:** {reason}"))
         target = self.staged / student / folder
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         nbformat.write(notebook, target / f"{folder}.ipynb")
+
+    def _released(self, folder: str) -> NotebookNode:
+        return nbformat.read(self.release / folder / f"{folder}.ipynb", as_version=4)
 
     def _comment(self, student: str, folder: str, reason: str) -> None:
         """Note the reason in the gradebook, at every answer."""
@@ -168,39 +198,12 @@ def _strangers(folder: str, names: list[str]) -> set[str]:
     }
 
 
-def test_cell(exercise_id: str) -> str:
-    """Return the name of an exercise's test cell: "ex-03-1-test"."""
-    return f"ex-{exercise_id.replace('.', '-')}-test"
-
-
-def unreadable(path: Path) -> str:
-    """Return why a file cannot be graded at all, or nothing."""
-    import nbformat
-
-    if not path.is_file() or path.is_symlink():
-        return f"no {path.name} in {path.parent.name}/"
-    if path.stat().st_size == 0:
-        return "the file is empty"
-    if path.stat().st_size > MOST_BYTES:
-        return f"the file has {path.stat().st_size / 2**20:.0f} MiB, which no answer needs"
-    try:
-        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
-        nbformat.validate(notebook)
-    except (json.JSONDecodeError, nbformat.reader.NotJSONError, UnicodeDecodeError):
-        return "the file is not JSON, so not a notebook"
-    except Exception as error:  # whatever is wrong with a stranger's file
-        return f"the file is not a notebook: {str(error).splitlines()[0][:100]}"
-    return ""
-
-
 def lost_cells(path: Path) -> list[str]:
     """Return a note for each of the learner's cells that ended or blocked the kernel."""
-    import nbformat
-
     notes = []
     for number, cell in enumerate(nbformat.read(path, as_version=4).cells, start=1):
         for output in cell.get("outputs", []):
-            if output.output_type == "error" and output.ename in (KERNEL_DIED, TIMEOUT, NOT_RUN):
+            if output.output_type == "error" and output.ename in (KERNEL_DIED, TIMEOUT, NOT_RUN, NOT_JUDGED):
                 name = cell.metadata.get("nbgrader", {}).get("grade_id", f"{cell_role(cell)} cell {number}")
                 notes.append(f"{name}: {output.evalue}")
     return notes

@@ -59,11 +59,17 @@ def is_factor(found: Any, expected: Any, k: float, tolerance: float = 1e-4) -> b
     return ratio is not None and math.isclose(ratio, k, rel_tol=10 * tolerance) and not math.isclose(k, 1)
 
 
-def short(value: Any, most: int = 4) -> str:
-    """Return a result as text for one line: numbers with four digits, long lists cut."""
+def short(value: Any, most: int = 4, digits: int = 4) -> str:
+    """Return a result as text for one line: numbers with so many digits, lists with so many items."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.{digits}g}"
     if isinstance(value, list | tuple):
-        items = [short(item, most) for item in value[:most]] + ["..."] * (len(value) > most)
+        items = [short(item, most, digits) for item in value[:most]] + ["..."] * (len(value) > most)
         return f"[{', '.join(items)}]"
     return repr(value)
+
+
+def told_apart(found: Any, expected: Any) -> tuple[str, str]:
+    """Return two results that differ as texts that do: with more digits, then with more items, than `short` gives."""
+    texts = ((short(found, most, digits), short(expected, most, digits)) for most in (4, 64) for digits in (4, 9, 17))
+    return next(((a, b) for a, b in texts if a != b), (f"{short(found)}, a {type(found).__name__}", short(expected)))

@@ -18,10 +18,14 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from traitlets import Bool, Dict, Integer, List, Unicode
 
+from ddp_course.grading.limits import patience
+
 TIMEOUT = "CellTimeoutError"
 KERNEL_DIED = "KernelDied"
 NOT_RUN = "NotRun"
 NO_SCORE = "NoScore"
+NOT_JUDGED = "NotJudged"
+NOT_GRADED = "NotGraded"
 
 
 def cell_role(cell: NotebookNode) -> str:
@@ -73,6 +77,7 @@ class SturdyClient(NotebookClient):
     allow_errors = Bool(True).tag(config=True)
     interrupt_on_timeout = Bool(True).tag(config=True)
     raise_on_iopub_timeout = Bool(True).tag(config=True)  # how nbclient says that an interrupt had no effect
+    startup_timeout = Integer(300, help="Seconds for the kernel to start.").tag(config=True)
     extra_arguments = List(["--log-level=40"]).tag(config=True)  # the kernel's own remarks help nobody here
     shutdown_kernel = Unicode("immediate").tag(config=True)
     error_on_timeout = Dict(
@@ -87,14 +92,19 @@ class SturdyClient(NotebookClient):
         """Forget the last notebook (called by nbclient before each)."""
         super().reset_execution_trackers()
         self._worked: list[int] = []  # cells to run again in a fresh kernel, by position
-        self._deadline = monotonic() + self.total_timeout
+        self._started, self._patience = monotonic(), 1.0
+
+    def _left(self) -> float:
+        """Seconds that the notebook may still take; the busiest moment so far decides."""
+        self._patience = max(self._patience, patience())
+        return self._started + self.total_timeout * self._patience - monotonic()
 
     def _get_timeout(self, cell: NotebookNode | None) -> int | None:
-        left = max(1, ceil(self._deadline - monotonic()))
+        left = max(1, ceil(self._left()))
         if cell is None or not self.timeout:
             return left
         limit = self.answer_timeout if cell_role(cell) in ("answer", "free") else self.timeout
-        return min(limit, left)
+        return min(ceil(cell.metadata.get("limit_s", limit) * patience()), left)
 
     def on_cell_executed(self, cell: NotebookNode, execute_reply: dict, **_) -> None:
         """Record an error that only the reply tells, as at a time limit (called by nbclient)."""
@@ -108,7 +118,7 @@ class SturdyClient(NotebookClient):
         if cell.cell_type != "code" or not cell.source.strip():
             return cell
         cell.outputs = []
-        if monotonic() > self._deadline:
+        if self._left() < 0:
             add_error(cell, NOT_RUN, f"the notebook had used up its {self.total_timeout} s")
             return cell
         reason = await self._attempt(cell, cell_index, *args, **kwargs)
@@ -152,7 +162,7 @@ class SturdyClient(NotebookClient):
         """Start a kernel in the place of the lost one, and run again what had worked."""
         pending = list(self._worked)
         await self._restart()
-        while pending and monotonic() < self._deadline:
+        while pending and self._left() > 0:
             index = pending.pop(0)
             copy = nbformat.from_dict(self.nb.cells[index])
             keep = self.nb.cells[index]

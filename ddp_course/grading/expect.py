@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ddp_course.grading.compare import close, short
+from ddp_course.grading.compare import close, short, told_apart
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.isolated import Answer
 from ddp_course.grading.observe import LETTERS
@@ -52,6 +52,8 @@ from ddp_course.grading.play import Act, Note, Round, Seen, played
 Expect = Callable[[Seen], Fault | None]
 Slips = Callable[[Seen], Iterable[tuple[str, Any]]]  # (cause, the value that it leads to)
 Form = Callable[[Any], str]  # why a value is not of the right kind, or nothing
+SINGLE = 1e-6  # what float32 leaves of a number, with a few roundings
+NEARLY = "right to six digits or more: is something computed in float32 here, where float64 is expected?"
 NEVER_TALKED = "the ranks never talked, so no rank can know what the others hold"
 
 
@@ -158,9 +160,11 @@ def equals(
         if not cause and close(found, wanted, tolerance):
             return None
         cause = cause or next((slip for slip, value in slips(seen) if close(found, value, tolerance)), "")
+        cause = cause or (NEARLY if close(found, wanted, SINGLE) else "")
         cause = cause or (otherwise if isinstance(otherwise, str) else otherwise(seen, found))
-        words = f"{what} {short(shown(wanted))}" if isinstance(what, str) else what(seen, wanted)
-        return Fault(words, short(shown(found)), seen.rank if seen.world_size > 1 else None, cause)
+        text, right_text = told_apart(shown(found), shown(wanted))
+        words = f"{what} {right_text}" if isinstance(what, str) else what(seen, wanted)
+        return Fault(words, text, seen.rank if seen.world_size > 1 else None, cause)
 
     return expect
 
@@ -205,12 +209,18 @@ def nothing(of: str, what: str, cause: str) -> Expect:
     return lambda seen: Fault(what, seen[of], seen.rank, cause) if seen[of] else None
 
 
-def talks(at_most: int, what: str, less_than: Callable[[Seen], int], *, never: str = NEVER_TALKED) -> Expect:
-    """Expect one to `at_most` collectives, which carry `what`, and fewer bytes than the rows of this rank."""
+def talks(
+    at_most: int, what: str, less_than: Callable[[Seen], int], *, never: str = NEVER_TALKED, of: str = "calls"
+) -> Expect:
+    """Expect one to `at_most` collectives, which carry `what`, and fewer bytes than the rows of this rank.
+
+    Args:
+        of: the name of the note that has the collectives.
+    """
     expected = f"at most {at_most} collective{'s' * (at_most > 1)}, with {what}"
 
     def expect(seen: Seen) -> Fault | None:
-        times, n_bytes, rows = len(seen["calls"]), sum(call.n_bytes for call in seen["calls"]), less_than(seen)
+        times, n_bytes, rows = len(seen[of]), sum(call.n_bytes for call in seen[of]), less_than(seen)
         if not times:
             return Fault(expected, "no collective", seen.rank, never)
         if times > at_most:
@@ -236,7 +246,7 @@ def refuses(error: str, where: str, way: str, returned: Callable[[Any], str]) ->
     """
 
     def expect(seen: Seen) -> Fault | None:
-        if seen["error"] == error:
+        if error in (seen["kinds"] or ()):
             return None
         if seen["error"]:
             return Fault(f"{error} {where}", report=seen["story"], cause=way)

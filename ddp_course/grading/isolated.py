@@ -23,6 +23,7 @@ import torch
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
 from ddp_course.grading.fences import nobody_leaves_early, refused
 from ddp_course.grading.kept import run_on_ranks
+from ddp_course.grading.limits import patience
 from ddp_course.launcher import RankError
 
 LIMIT_S = 10.0  # for one run of an answer
@@ -43,6 +44,10 @@ _COMMON_HINTS = (
     (r"disagree about collective", "every rank must call the same collectives in the same order"),
     (r"no result after", "an endless loop, or ranks that wait for each other"),
 )
+
+
+class NotJudged(Exception):
+    """Ranks could not start, or this machine was too slow: nothing is known of the answer."""
 
 
 class Answer:
@@ -75,13 +80,16 @@ class Answer:
             fresh: for processes that nothing else has run in, or runs in afterwards.
         Raises:
             AnswerFailed: the function raised, died or ran past its limit.
+            NotJudged: the ranks could not start.
         """
         printed = StringIO()
         try:
             with redirect_stdout(printed), warnings.catch_warnings(action="ignore"):
                 call = (driver, self.packed, self.exercise.refused, args)
-                return run_on_ranks(_call, world_size, call, init=init, limit_s=self.limit_s, fresh=fresh)
+                return run_on_ranks(_call, world_size, call, init=init, limit_s=self.limit_s * patience(), fresh=fresh)
         except RankError as error:
+            if error.kind == "start":
+                raise NotJudged(f"the ranks could not start: {error}") from None
             raise AnswerFailed(self._fault(error)) from None
         finally:
             lines = printed.getvalue().splitlines()
@@ -91,8 +99,6 @@ class Answer:
     def _fault(self, error: RankError) -> Fault:
         if error.error_type == "FaultFound":
             return Fault(**json.loads(error.message))
-        if error.kind == "start":
-            return Fault(report=str(error), cause="the ranks could not start; `ddp-course doctor` looks for the reason")
         # The time limit is no setting of the learner's.
         report = re.sub(r"; if a\s+rank was only slow, raise timeout_s", "", str(error))
         hints = (*self.exercise.hints, *_COMMON_HINTS)

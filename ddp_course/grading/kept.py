@@ -19,6 +19,7 @@ from multiprocessing import util
 from typing import Any
 
 from ddp_course.grading import harm
+from ddp_course.grading.limits import patience
 from ddp_course.launcher import RankError, RankPool
 
 TIMEOUT_S = 5.0  # for one collective of an answer
@@ -37,18 +38,21 @@ class KeptRanks:
         """Return ranks that have imported what `call` needs; a run that follows has them to itself."""
         key = (os.getpid(), world_size, init)
         pool, surroundings = (None, None) if fresh else self.idle.pop(key, (None, None))
-        if pool and surroundings == _surroundings():
+        timeout_s = TIMEOUT_S * patience()
+        if pool and surroundings == _surroundings() and pool.settings.timeout_s > timeout_s / 2:
             with suppress(RankError):  # somebody has killed one
-                pool.run(_import, call, limit_s=START_S)
+                pool.run(_import, call, limit_s=START_S * patience())
                 return pool
         if pool:
             pool.kill()
         _end_at_exit(os.getpid())
-        pool = RankPool(world_size, backend="gloo", start_method="forkserver", init=init, timeout_s=TIMEOUT_S)
+        pool = RankPool(world_size, backend="gloo", start_method="forkserver", init=init, timeout_s=timeout_s)
         try:
-            pool.run(_import, call, limit_s=START_S)
-        except BaseException:
+            pool.run(_import, call, limit_s=START_S * patience())
+        except BaseException as error:
             pool.kill()
+            if isinstance(error, RankError):
+                error.kind = "start"
             raise
         return pool
 

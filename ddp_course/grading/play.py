@@ -55,7 +55,8 @@ class Seen:
     """What one rank did with one case: its notes by name; `everyone` has those of all ranks.
 
     There are "value", the plain result unless `act` gave a `Note`; "calls", the collectives without barriers; and, of
-    an error that is an answer, "error", its type, "message", and "story", the learner's lines.
+    an error that is an answer, "error", its type, "kinds", this and what it is derived from, "message", and "story",
+    the learner's lines.
     """
 
     case: Any
@@ -112,7 +113,8 @@ def _noted(call: Callable[[], Any], raises: tuple) -> Note:
         except raises as error:
             if isinstance(error, NotImplementedError):  # not written yet, which is no answer
                 raise
-            result = Note(error=type(error).__name__, message=str(error), story=describe(error, 0).story)
+            kinds = [kind.__name__ for kind in type(error).__mro__]  # a subclass of the error asked for is one
+            result = Note(error=kinds[0], kinds=kinds, message=str(error), story=describe(error, 0).story)
     return Note(result if isinstance(result, Note) else {"value": plain(result)}, calls=seen.talks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 
 from ddp_course.grading.exercise import Exercise
 
@@ -37,7 +38,12 @@ def exercises_of(lesson: str) -> tuple[Exercise, ...]:
     """
     if lesson not in LESSONS:
         raise ValueError(f"lesson {lesson!r} has no exercises; there are exercises for {', '.join(LESSONS)}")
-    return import_module(f"judges.{LESSONS[lesson][3:]}").EXERCISES
+    return judges(lesson).EXERCISES
+
+
+def judges(lesson: str = "") -> ModuleType:
+    """Return the package of a lesson's judges, or of all."""
+    return import_module(f"judges.{LESSONS[lesson][3:]}" if lesson else "judges")
 
 
 def find_exercise(exercise_id: str) -> Exercise:
@@ -51,3 +57,14 @@ def find_exercise(exercise_id: str) -> Exercise:
     if found is None:
         raise ValueError(f"no exercise {exercise_id!r}; there are {', '.join(e.id for e in exercises)}")
     return found
+
+
+def test_cell(exercise_id: str) -> str:
+    """Return the name of an exercise's test cell: "ex-03-1-test"."""
+    return f"ex-{exercise_id.replace('.', '-')}-test"
+
+
+def exercise_of(cell: str) -> str:
+    """Return the exercise of a cell with this name: "03.1"."""
+    _, lesson, number, _ = cell.split("-")
+    return f"{lesson}.{number}"

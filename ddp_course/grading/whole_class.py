@@ -1,6 +1,7 @@
 """How is a class graded? `ddp-course grade submissions` (`make grade SUBMISSIONS=submissions`)
 
-Some processes take one submission after the other. One that dies, or does not come to an end, costs only the submission
+First the course's own solutions are graded: where they do not get full marks, no other mark would mean anything. Then
+some processes take one submission after the other. One that dies, or does not come to an end, costs only the submission
 it had in hand. What is done is noted in grading.jsonl, so an interrupted run goes on where it was; a submission is
 graded again when it, the exercises or the checks have changed. At the end there is grades.csv, a row for each.
 
@@ -14,6 +15,7 @@ import ctypes
 import hashlib
 import multiprocessing
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,10 +27,11 @@ from typing import Any
 
 from ddp_course.grading import journal, progress
 from ddp_course.grading.classroom import Classroom, Graded
-from ddp_course.grading.registry import LESSONS, exercises_of
+from ddp_course.grading.limits import patience
+from ddp_course.grading.registry import LESSONS, exercises_of, judges
 
 LIMIT_S = 900.0  # for one submission; the notebook's own limit, in execute.py, is far below
-JOURNAL, TABLE = "grading.jsonl", "grades.csv"
+JOURNAL, TABLE, SECRET = "grading.jsonl", "grades.csv", "class_secret"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _classroom: Classroom | None = None  # of a worker process
 
@@ -39,6 +42,7 @@ class WholeClass:
     Args:
         root, submissions, into, settings: as in `Classroom`.
         workers: how many submissions at a time.
+        way: how boxes are made, see `box.way_here`; "" is for submissions that are trusted.
         again: whether to grade also those that were graded before and have not changed.
     """
 
@@ -48,14 +52,17 @@ class WholeClass:
         submissions: Path,
         into: Path,
         workers: int,
+        way: str,
         again: bool = False,
         settings: dict[str, Any] | None = None,
         limit_s: float = LIMIT_S,
     ):
-        self.root, self.submissions, self.into, self.settings = root, submissions, into, settings
+        self.root, self.submissions, self.into = root, submissions, into
+        self.settings = {**(settings or {})}
+        self.settings["BoxedExecute"] = {"way": way, "seed": secret(into), **self.settings.get("BoxedExecute", {})}
         self.workers, self.limit_s = workers, limit_s
         self._scratch = tempfile.TemporaryDirectory(prefix="ddp_course_class_")
-        self.classroom = Classroom(root, submissions, into, Path(self._scratch.name), settings)
+        self.classroom = Classroom(root, submissions, into, Path(self._scratch.name), self.settings)
         self.digests = {key: digest(root, submissions, *key) for key in self.classroom.found()}
         self.done = {} if again else self._graded_before()
 
@@ -63,14 +70,16 @@ class WholeClass:
         """Grade what is not done yet; yield each submission as soon as it is.
 
         Raises:
-            RuntimeError: a lesson's solutions cannot be released.
+            RuntimeError: a lesson's solutions cannot be released, or do not get full marks on this machine.
         """
         todo = [key for key in self.digests if key not in self.done]
         for lesson in sorted({lesson for _, lesson in todo}):
             self.classroom.prepare(lesson)
+            self.classroom.try_solutions(lesson)
         for graded in self._in_parallel(todo):
-            self.done[graded.student, graded.lesson] = graded
-            journal.append(self.into / JOURNAL, {**asdict(graded), "digest": self.digests[_key(graded)]})
+            self.done[_key(graded)] = graded
+            if not graded.again:
+                journal.append(self.into / JOURNAL, {**asdict(graded), "digest": self.digests[_key(graded)]})
             yield graded
 
     def write_table(self) -> Path:
@@ -126,7 +135,9 @@ class WholeClass:
                     yield future.result()
                 except TimeoutError:
                     reason = f"could not be graded: not done after {self.limit_s:g} s"
-                    yield self.classroom.grade(*running[future], reason)
+                    graded = self.classroom.grade(*running[future], reason)
+                    graded.again = patience() > 1  # it may have been the machine
+                    yield graded
                 except ProcessExpired as error:
                     reason = f"could not be graded: it ended the grader's process (exit status {error.exitcode})"
                     yield self.classroom.grade(*running[future], reason)
@@ -141,12 +152,22 @@ class WholeClass:
         self._scratch.cleanup()
 
 
+def secret(into: Path) -> str:
+    """Return what chooses this class's cases: made once, and known to the instructor only."""
+    path = into / SECRET
+    if not path.exists():
+        into.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16))
+    return path.read_text()
+
+
 def digest(root: Path, submissions: Path, student: str, lesson: str) -> str:
     """Return a fingerprint of all that decides about the points: the submission, the exercises, the checks."""
-    folder, checks = LESSONS[lesson], Path(__file__).parent
+    folder = LESSONS[lesson]
     files = [path for path in (submissions / student / folder).rglob("*") if path.is_file() and not path.is_symlink()]
-    files += [root / "solutions" / folder / f"{folder}.ipynb", *checks.glob("*.py")]
-    files += (checks / "lessons" / folder[3:]).glob("*.py")
+    files += [root / "solutions" / folder / f"{folder}.ipynb", *Path(__file__).parent.glob("*.py")]
+    files += Path(judges(lesson).__file__).parent.glob("*.py")
     total = hashlib.sha256()
     for path in sorted(files):
         total.update(f"{path.name} {path.stat().st_size}\n".encode())

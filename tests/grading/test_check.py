@@ -1,9 +1,12 @@
 """What a check says about things that are no answers, and that the same seed gives the same verdict."""
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from ddp_course.grading import check
-from ddp_course.grading.registry import find_exercise
+from ddp_course.grading.observe import Collectives
 from ddp_course.launcher import launch
 from tests.grading.bank import bank_of, written
 
@@ -35,13 +38,6 @@ def test_a_function_that_cannot_leave_the_notebook_scores_nothing_and_is_told_wh
 
 
 @pytest.mark.timeout(120)
-def test_an_answer_not_yet_written_scores_nothing_without_a_traceback(capsys):
-    assert check("03.2", written("03.2", "def join_and_sum(*args):\n    raise NotImplementedError()\n")) == 0
-    said = capsys.readouterr().out
-    assert "this is not written yet" in said and "rank 0 of" not in said
-
-
-@pytest.mark.timeout(120)
 def test_what_an_answer_prints_is_shown_by_rank(capsys):
     talkative = written("03.2", JOIN.replace("    total =", "    print('my value is', value)\n    total ="))
     assert check("03.2", talkative) == 5
@@ -59,17 +55,7 @@ def test_the_same_seed_gives_the_same_words_and_another_seed_other_values(capsys
     assert said[0] == said[1] != said[2]
 
 
-def test_points_are_whole_and_add_up():
-    assert [find_exercise(f"03.{n}").points for n in (1, 2, 3, 4)] == [5, 5, 5, 3]
-
-
-def _talk(rank: int, world_size: int) -> list:
-    import torch
-    import torch.distributed as dist
-    import torch.distributed._functional_collectives as functional
-
-    from ddp_course.grading.observe import Collectives
-
+def talk(rank: int, world_size: int) -> list:
     pair = dist.new_group([0, 1])
     with Collectives() as seen:
         dist.all_reduce(torch.zeros(3))
@@ -94,7 +80,7 @@ def _talk(rank: int, world_size: int) -> list:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_way_to_call_a_collective_is_noted_by_one_name_with_what_this_rank_gives():
-    notes = launch(_talk, 3, start_method="forkserver", timeout_s=20, limit_s=60, quiet=True)
+    notes = launch(talk, 3, start_method="forkserver", timeout_s=20, limit_s=60, quiet=True)
     world = (0, 1, 2)
     for rank, (calls, timeout_s, peer) in enumerate(notes):
         names = ("all_reduce", "all_gather", "all_gather", "reduce_scatter", "all_to_all", "gather")

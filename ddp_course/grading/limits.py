@@ -1,0 +1,106 @@
+"""How much may a box use, and how long may an answer take on a machine that others use, too?
+
+Memory, processes and files of a box are looked at twice a second, from outside; what goes beyond ends the box. Time is
+stretched while the machine has more to do than it has cores for: an answer is not to lose points for the neighbours.
+
+Read next: `box.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+MOST_PROCESSES = 200
+MOST_BYTES = 8 * 2**30  # of memory, and so much of files
+LOOK_EVERY_S = 0.5
+AT_EASE = 4.0  # programs that wait for each core without anybody's noticing
+
+
+def patience() -> float:
+    """Return by how much to stretch a time limit now: 1 on a machine that is not overloaded."""
+    if not hasattr(os, "getloadavg"):
+        return 1.0
+    return max(1.0, os.getloadavg()[0] / (AT_EASE * (os.cpu_count() or 1)))
+
+
+class Watch(threading.Thread):
+    """Looks at a box, and ends it when it uses too much; `reason` then says of what.
+
+    Args:
+        pid: of the program that keeps the box.
+        folder: of the box.
+    """
+
+    def __init__(self, pid: int, folder: Path):
+        super().__init__(daemon=True)
+        self.pid, self.folder, self.reason = pid, folder, ""
+        self._over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            if reason := excess(self.pid, self.folder):
+                return self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """End the box."""
+        self.reason = self.reason or reason
+        end_tree(self.pid)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self.join()
+
+
+def end_tree(pid: int) -> None:
+    """End a process and all that it has started."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in [process, *process.children(recursive=True)]:
+            with suppress(psutil.Error):
+                each.kill()
+
+
+def excess(pid: int, folder: Path) -> str:
+    """Return what a box uses too much of, or nothing."""
+    with suppress(psutil.Error):
+        inside = psutil.Process(pid).children(recursive=True)
+        if len(inside) > MOST_PROCESSES:
+            return f"{len(inside)} processes, where {MOST_PROCESSES} may be"
+        if (used := sum(map(_memory, inside))) > MOST_BYTES:
+            return f"{used / 2**30:.0f} GiB of memory, where {MOST_BYTES / 2**30:.0f} may be"
+        if (held := _size(folder) + sum(_in_memory(process.pid) for process in inside[-1:])) > MOST_BYTES:
+            return f"{held / 2**30:.0f} GiB of files, where {MOST_BYTES / 2**30:.0f} may be"
+    return ""
+
+
+def _memory(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        memory = process.memory_info()
+        return memory.rss - getattr(memory, "shared", 0)
+    return 0
+
+
+def _in_memory(pid: int) -> int:
+    """Bytes of the files that lie in memory, as this process sees them."""
+    root = Path(f"/proc/{pid}/root")
+    with suppress(OSError):
+        if root.stat().st_dev != Path("/").stat().st_dev:  # else the walls are not built yet
+            facts = [os.statvfs(root / place) for place in ("tmp", "dev/shm")]
+            return sum((each.f_blocks - each.f_bfree) * each.f_frsize for each in facts)
+    return 0
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total

@@ -1,0 +1,69 @@
+"""What is taken of a submitted notebook? The answers, and the code cells that the learner added. All else is ours.
+
+Cells are known by the names that nbgrader gives them. A text, check or test cell that was changed, copied, turned into
+Markdown or taken out is as it was released. So is the place of an answer; a second cell with an answer's name, or an
+answer that has lost its name, is a cell that the learner added, and runs where it stands.
+
+Read next: `boxed.py`, which runs the notebook.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+MOST_BYTES = 50 * 2**20  # of one file of a submission
+
+
+def unreadable(path: Path) -> str:
+    """Return why a file cannot be graded at all, or nothing."""
+    if link := next((place.name for place in (path.parent.parent, path.parent, path) if place.is_symlink()), ""):
+        return f"{link} is a link, which may lead to somebody else's work"
+    if not path.is_file():
+        return f"no {path.name} in {path.parent.name}/"
+    if path.stat().st_size == 0:
+        return "the file is empty"
+    if path.stat().st_size > MOST_BYTES:
+        return f"the file has {path.stat().st_size / 2**20:.0f} MiB, which no answer needs"
+    try:
+        nbformat.validate(read(path))
+    except (json.JSONDecodeError, nbformat.reader.NotJSONError, UnicodeDecodeError, RecursionError):
+        return "the file is not JSON, so not a notebook"
+    except Exception as error:  # whatever is wrong with a stranger's file
+        return f"the file is not a notebook: {str(error).splitlines()[0][:100]}"
+    return ""
+
+
+def read(path: Path) -> NotebookNode:
+    """Return the notebook in a file; editors of other systems begin it with a byte order mark."""
+    return nbformat.reads(path.read_text(encoding="utf-8-sig"), as_version=4)
+
+
+def restored(release: NotebookNode, submitted: NotebookNode) -> NotebookNode:
+    """Return the released notebook with what the learner wrote in it."""
+    known = {_name(cell): cell for cell in release.cells if _name(cell)}
+    answers = {name for name, cell in known.items() if cell.metadata.nbgrader.get("solution")}
+    missing, added, place = set(known), {}, ""
+    for cell in submitted.cells:
+        name = _name(cell)
+        if name in missing:
+            missing.remove(name)
+            place = name
+            if name in answers:
+                known[name].source = cell.source
+        elif cell.cell_type == "code" and (name in answers or name not in known):
+            added.setdefault(place, []).append(nbformat.v4.new_code_cell(cell.source))
+    for name in missing & answers:
+        known[name].source = ""  # not the released one, which would hide an answer that has lost its name
+    release.cells = added.get("", []) + [
+        c for cell in release.cells for c in (cell, *added.get(_name(cell) or None, []))
+    ]
+    return release
+
+
+def _name(cell: NotebookNode) -> str:
+    marks = cell.metadata.get("nbgrader")
+    return str(marks.get("grade_id", "")) if isinstance(marks, dict) else ""

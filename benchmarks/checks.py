@@ -12,20 +12,17 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 
-import nbformat
-
-from benchmarks.measure import Plan, Result, Row, Target
+from benchmarks.measure import Plan, Result, Row, Target, show_progress
 from ddp_course.grading import check
 from ddp_course.grading.exercise import Exercise
 from ddp_course.grading.registry import LESSONS, exercises_of
 from tests.grading.bank import run_as_cell
-from tests.grading.submissions import cell_of, solutions, source_of
+from tests.grading.submissions import setup_of, solutions
 
 TITLE = "One check of an exercise: of its solution, and of an answer that hangs"
 NOTES = ["Seconds from the call to the last line. Exercises take turns, so a busy moment does not hit one alone."]
@@ -53,7 +50,7 @@ def measure(plan: Plan) -> Result:
                 took(rows[exercise.id], solution(exercise.id), exercise.points)
     for exercise in exercises:
         if plan.wants(f"{exercise.id}_hang"):
-            print(f"checks: {exercise.id} hangs", file=sys.stderr, flush=True)
+            show_progress(f"checks: {exercise.id} hangs")
             took(hangs[exercise.id], run_as_cell(exercise.id, HANGS.format(name=exercise.function)), 0)
     wanted = [first, sign, *(row for row in (*rows.values(), *hangs.values()) if plan.wants(row.key))]
     return Result(TITLE, wanted, targets(first, sign, list(rows.values()), list(hangs.values())), NOTES)
@@ -86,8 +83,8 @@ class Said(io.StringIO):
 
 def solution(exercise_id: str) -> Callable:
     """Return the solution of an exercise, as if its cell had been run."""
-    setup = cell_of(nbformat.read(source_of(exercise_id[:2]), as_version=4), "setup").source
-    return run_as_cell(exercise_id, f"{setup}\n{solutions(exercise_id[:2])[exercise_id]}")
+    lesson = exercise_id[:2]
+    return run_as_cell(exercise_id, setup_of(lesson) + solutions(lesson)[exercise_id])
 
 
 def took(row: Row, answer: Callable, points: int) -> None:
@@ -118,8 +115,8 @@ def targets(first: Row, sign: Row, rows: list[Row], hangs: list[Row]) -> list[Ta
     answers = [row.median for row in rows if row.samples]
     hanging = [row.median for row in hangs if row.samples]
     return [
-        Target("the first check of a kernel answers", FIRST_S, first.median if first.samples else None, "s"),
-        Target("it shows that it has begun", SIGN_S, sign.median if sign.samples else None, "s"),
+        Target("the first check of a kernel answers", FIRST_S, first.median, "s"),
+        Target("it shows that it has begun", SIGN_S, sign.median, "s"),
         Target("a later check answers, median of the exercises", NEXT_S, median(answers) if answers else None, "s"),
         Target("the slowest exercise answers", ANSWERS_S, max(answers, default=None), "s"),
         Target("the longest hang is ended", HANG_S, max(hanging, default=None), "s"),

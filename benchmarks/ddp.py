@@ -1,19 +1,16 @@
 """How long does a training step take with the course's replicas beside torch's DistributedDataParallel?
 
 Four replicas of one network stand side by side on each of two ranks: torch's, the bucketed one, and the naive ones with
-one all_reduce per parameter and with one for all. They take turns in blocks of steps, in an order drawn anew and the
-same on every rank. A block's time is that of its slowest rank, a ratio is formed within one block. Before the clock
-starts, all four must have come to the same parameters: a quick step that averages nothing is no step.
+one all_reduce per parameter and with one for all. They take turns in blocks of steps. Before the clock starts, all four
+must have come to the same parameters: a quick step that averages nothing is no step.
 
 Left out on purpose: a GPU, where launching is cheap and waiting is long, and a real network. On loopback, gloo and the
 network share the cores, so overlap gains little here, and what is compared is mostly the work around the all_reduces.
-Read next: `measure.py`, what is made of the samples.
+Read next: `turns.py`, how the ways take turns.
 """
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -24,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.measure import Plan, Result, Row, Target, find, limit
-from ddp_course import RankError, RankPool
+from benchmarks.measure import Plan, Result, Row, Target, find
+from benchmarks.turns import Comparison, Seconds, beside, in_turns, run_on_ranks
 from ddp_course.models import MLP, resnet18_small
 from ddp_course.parallel import BucketedDDP, NaiveDDP
 
@@ -35,12 +32,13 @@ NOTES = [
     "A ratio is that of two ways within one block of steps.",
 ]
 BASE, LIMIT = "torch", 1.03
-WAYS: dict[str, tuple[str, Callable[[nn.Module], nn.Module]]] = {
-    "torch": ("torch's DDP", lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True)),
-    "bucketed": ("BucketedDDP", BucketedDDP),
-    "naive": ("NaiveDDP", NaiveDDP),
-    "flat": ("NaiveDDP, flat", lambda model: NaiveDDP(model, flat=True)),
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "torch": lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True),
+    "bucketed": BucketedDDP,
+    "naive": NaiveDDP,
+    "flat": lambda model: NaiveDDP(model, flat=True),
 }
+LABELS = {"torch": "torch's DDP", "bucketed": "BucketedDDP", "naive": "NaiveDDP", "flat": "NaiveDDP, flat"}
 
 
 def deep() -> nn.Module:
@@ -55,11 +53,11 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # n
     "resnet18": (lambda: resnet18_small(10), (4, 3, 16, 16), 2),
 }
 BLOCKS, QUICK_BLOCKS, WARM_UP = 41, 3, 3
-LIMIT_S = 300.0  # for all blocks of one network
+COMPARISON = Comparison("ddp", LABELS, beside(BASE, WAYS), SHAPES, limit_s=300)
 
 
-def timed_steps(rank: int, world_size: int, shape: str, blocks: int) -> dict[str, list[float]]:
-    """Return this rank's seconds per step, by way, for each block.
+def timed_steps(rank: int, world_size: int, shape: str, blocks: int) -> Seconds:
+    """Return this rank's seconds per step.
 
     Collective: one barrier per block and way, and what each way does in a step.
     """
@@ -67,7 +65,7 @@ def timed_steps(rank: int, world_size: int, shape: str, blocks: int) -> dict[str
     torch.manual_seed(rank)
     x = torch.randn(batch_shape)
     replicas, optimizers = {}, {}
-    for name, (_, wrap) in WAYS.items():
+    for name, wrap in WAYS.items():
         torch.manual_seed(0)
         replicas[name] = wrap(build())
         optimizers[name] = torch.optim.SGD(replicas[name].parameters(), lr=0.01)
@@ -82,12 +80,7 @@ def timed_steps(rank: int, world_size: int, shape: str, blocks: int) -> dict[str
     for name in WAYS:
         take_steps(name, WARM_UP)
         refuse_other_parameters(rank, name, replicas[name], replicas[BASE])
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    rng = random.Random(shape)  # the same order on every rank
-    for _ in range(blocks):
-        for name in rng.sample(list(WAYS), len(WAYS)):
-            seconds[name].append(take_steps(name, steps))
-    return seconds
+    return in_turns(WAYS, blocks, lambda name: take_steps(name, steps))
 
 
 def step(replica: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
@@ -110,47 +103,11 @@ def refuse_other_parameters(rank: int, name: str, replica: nn.Module, expected: 
 
 def measure(plan: Plan) -> Result:
     """Time the four ways on 2 ranks, or on those that `plan` names, for each network that it wants."""
-    known = {row.key for row in empty_rows(2)}
-    if unknown := plan.only - known:
-        sys.exit(f"ddp has no row {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
-    rows = [row for world_size in plan.world_sizes for row in empty_rows(world_size)]
-    for world_size in plan.world_sizes:
-        mine = {row.key: row for row in rows if row.ranks == world_size}
-        shapes = [shape for shape in SHAPES if any(plan.wants(key) for key in mine if key.endswith(f"_{shape}"))]
-        try:
-            with RankPool(world_size, backend="gloo", start_method="forkserver", quiet=True) as ranks:
-                for shape in shapes:
-                    print(f"ddp: {world_size} ranks, {shape}", file=sys.stderr, flush=True)
-                    with limit(LIMIT_S, f"{shape} on {world_size} ranks"):
-                        blocks = QUICK_BLOCKS if plan.quick else BLOCKS
-                        fill(mine, shape, ranks.run(timed_steps, (shape, blocks)))
-        except (RankError, TimeoutError) as error:
-            for row in mine.values():
-                row.failed = "" if row.samples else f"{type(error).__name__}: {error}"
-    wanted = [row for row in rows if plan.wants(row.key)]
-    return Result(TITLE, wanted, targets(wanted), NOTES)
-
-
-def empty_rows(world_size: int) -> list[Row]:
-    rows = []
-    for shape in SHAPES:
-        rows += [Row(f"{key}_{shape}", f"{label}, {shape}", world_size) for key, (label, _) in WAYS.items()]
-        rows += [
-            Row(f"{key}_ratio_{shape}", f"{label} / {WAYS[BASE][0]}, {shape}", world_size, unit="")
-            for key, (label, _) in WAYS.items()
-            if key != BASE
-        ]
-    return rows
-
-
-def fill(rows: dict[str, Row], shape: str, by_rank: list[dict[str, list[float]]]) -> None:
-    """Turn the ranks' seconds into the samples of one network: the slowest rank of each block, and ratios per block."""
-    slowest = {way: [max(block) for block in zip(*(found[way] for found in by_rank), strict=True)] for way in WAYS}
-    for way, seconds in slowest.items():
-        rows[f"{way}_{shape}"].samples += seconds
-        if way != BASE:
-            pairs = zip(seconds, slowest[BASE], strict=True)
-            rows[f"{way}_ratio_{shape}"].samples += [ours / theirs for ours, theirs in pairs]
+    blocks = QUICK_BLOCKS if plan.quick else BLOCKS
+    rows = COMPARISON.measure(
+        plan, plan.world_sizes, lambda world_size, shape: run_on_ranks(timed_steps, world_size, shape, blocks)
+    )
+    return Result(TITLE, rows, targets(rows), NOTES)
 
 
 def targets(rows: list[Row]) -> list[Target]:

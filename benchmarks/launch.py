@@ -12,21 +12,29 @@ Read next: `measure.py`, what is made of the samples.
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch.multiprocessing as mp
 
 import ddp_course
 from benchmarks.live_ways import LIVE_WAYS, check, shell
-from benchmarks.measure import Plan, Result, Row, Target, find, limit, ratio
+from benchmarks.measure import (
+    Plan,
+    Result,
+    Row,
+    Target,
+    attempt,
+    find,
+    in_fresh_interpreter,
+    ratio,
+    refuse_unknown,
+    show_progress,
+)
 from benchmarks.on_ranks import one_all_reduce, threads_per_rank, whole_life
 from ddp_course.rendezvous import pin_loopback
 
@@ -38,7 +46,6 @@ NOTES = [
 ]
 ROUNDS, BLOCKS, CALLS, WARM_UP_CALLS = 5, 5, 40, 20
 QUICK = (1, 2, 20, 5)
-LIMIT_S = 120.0  # for one start, one call on fresh ranks, one block of calls
 Call = Callable[[], list[float] | None]
 PX = ("px_call", "apply_sync_call", "execute_call")
 
@@ -77,11 +84,7 @@ def launch_by(start_method: str) -> Callable[[int], float]:
 def forkserver_first(world_size: int) -> float:
     """The first launch in a fresh interpreter, where no fork server runs yet; the interpreter is not timed."""
     code = f"from benchmarks.launch import launch_by; print(launch_by('forkserver')({world_size}))"
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LIMIT_S)
-    if done.returncode:
-        raise RuntimeError(f"the fresh interpreter ended with {done.returncode}: {done.stderr[-2000:]}")
-    return float(done.stdout)
+    return float(in_fresh_interpreter(code))
 
 
 ONE_SHOT: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -97,9 +100,7 @@ ONE_SHOT: dict[str, tuple[str, Callable[[int], float]]] = {
 
 def measure(plan: Plan) -> Result:
     """Time every way that `plan` wants and compare the medians with the course's targets."""
-    known = {row.key for row in empty_rows(2)}
-    if unknown := plan.only - known:
-        sys.exit(f"launch has no row {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
+    refuse_unknown("launch", plan, empty_rows(2))
     pin_loopback()  # for all: ranks and engines inherit this process's environment
     rounds, *sizes = QUICK if plan.quick else (ROUNDS, BLOCKS, CALLS, WARM_UP_CALLS)
     rows = [row for world_size in plan.world_sizes for row in empty_rows(world_size) if plan.wants(row.key)]
@@ -108,7 +109,7 @@ def measure(plan: Plan) -> Result:
         mine = {row.key: row for row in rows if row.ranks == world_size}
         warm_up(world_size, mine, plan.quick)
         for number in range(rounds):
-            print(f"launch: {world_size} ranks, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+            show_progress(f"launch: {world_size} ranks, round {number + 1} of {rounds}")
             one_shot_round(world_size, mine, rng)
             live_round(world_size, mine, rng, *sizes)
     return Result(TITLE, rows, targets(rows), NOTES, baseline="rank_pool_call")
@@ -187,18 +188,6 @@ def block(row: Row, call: Call, calls: int, keep: bool = True) -> None:
             check(found, row.ranks)
             if keep:
                 row.samples.append(seconds)
-
-
-@contextmanager
-def attempt(rows: list[Row], what: str) -> Iterator[None]:
-    """Note an error in the rows that it concerns, and let the others go on."""
-    try:
-        with limit(LIMIT_S, what):
-            yield
-    except Exception as error:
-        for row in rows:
-            row.failed = row.failed or f"{what}: {type(error).__name__}: {error}"
-        print(f"launch: {rows[0].way}, {rows[0].ranks} ranks: {rows[0].failed}", file=sys.stderr, flush=True)
 
 
 # --- The targets -----------------------------------------------------------------------------------

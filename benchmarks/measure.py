@@ -17,7 +17,9 @@ import os
 import platform
 import signal
 import statistics
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+LIMIT_S = 120.0  # for one thing that is tried
 BUSY = 0.25  # load per core above which a table is marked
 WARNING = "A busy machine distorts every figure, the shortest most. Trust ratios of one run, on an idle machine."
 
@@ -221,6 +224,33 @@ def show_machine(machine: dict[str, Any]) -> str:
     )
 
 
+# --- What may go wrong -----------------------------------------------------------------------------
+
+
+def refuse_unknown(name: str, plan: Plan, rows: Iterable[Row]) -> None:
+    """End the program if `plan` names a row that this benchmark does not have."""
+    known = {row.key for row in rows}
+    if unknown := plan.only - known:
+        sys.exit(f"{name} has no row {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
+
+
+def show_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def attempt(rows: Iterable[Row], what: str, limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Note an error in the rows that it concerns, and let the others go on."""
+    try:
+        with limit(limit_s, what):
+            yield
+    except Exception as error:
+        told = f"{what}: {type(error).__name__}: {error}"
+        for row in rows:
+            row.failed = row.failed or told
+        show_progress(f"FAILED: {told}")
+
+
 @contextmanager
 def limit(seconds: float, what: str) -> Iterator[None]:
     """Raise TimeoutError in the main thread when the body takes longer: a benchmark must not hang."""
@@ -235,3 +265,12 @@ def limit(seconds: float, what: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def in_fresh_interpreter(code: str) -> str:
+    """Return what this code prints in a Python of its own."""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode:
+        raise RuntimeError(f"the fresh interpreter ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout

@@ -1,23 +1,21 @@
 """What do checkpoints cost in each step, and how long does a run stand still when a rank is killed?
 
 The first part trains a network of 16 MB, with as much of momentum, on two ranks. A block is `STEPS` steps with one
-checkpoint after the first, and ends when its file is on the disk. The ways to save take turns, in an order drawn anew
-for each block; a ratio is formed within one block. How long the call itself holds up the training is a row of its own.
-torch.distributed.checkpoint divides the tensors among the ranks and brings its files to the disk, too.
+checkpoint after the first, and ends when its file is on the disk. How long the call itself holds up the training is a
+row of its own. torch.distributed.checkpoint divides the tensors among the ranks and brings its files to the disk, too.
 
 The second part asks what it costs to agree, in each step of a small network, on whether to save. The third kills a rank
 and notes when each part of the new start was done: by torchrun, whose agent starts the ranks anew, and by `launch` with
 the fork server, called again.
 
 Left out on purpose: a GPU, from which the copy has to come first, and a disk that is slow and shared.
-Read next: `restarted.py`, the training that is killed.
+Read next: `turns.py`, how the ways take turns; `restarted.py`, the training that is killed.
 """
 
 from __future__ import annotations
 
-import random
+import itertools
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,8 +29,9 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import restarted
-from benchmarks.measure import Plan, Result, Row, limit
-from ddp_course import RankError, RankPool, launch
+from benchmarks.measure import LIMIT_S, Plan, Result, Row, attempt, refuse_unknown, show_progress
+from benchmarks.turns import Seconds, in_turns, quotients, run_on_ranks, slowest
+from ddp_course import RankError, launch
 from ddp_course.checkpoint.cadence import Cadence
 from ddp_course.checkpoint.folder import Checkpointer
 from ddp_course.diagnose.nodes import Node
@@ -44,7 +43,7 @@ WIDE, SMALL = (1024, 1536, 32), (64, 64, 32)  # features, hidden width, rows in 
 BLOCKS, QUICK_BLOCKS = 9, 3
 SMALL_STEPS = 60
 KILLS, QUICK_KILLS = 3, 1
-LIMIT_S = 120.0  # for each of the three parts
+FRESH = {"backend": "gloo", "start_method": "forkserver", "limit_s": 60, "quiet": True}
 NOTES = [
     f"Seconds per step: of the slowest rank, over {STEPS} steps with one checkpoint of 32 MB, until it is on the disk.",
     "A hold-up is how long the call to save takes. A ratio is that of two ways within one block.",
@@ -127,52 +126,47 @@ def timed_saving(rank: int, world_size: int, folder: Path, blocks: int) -> dict[
     Collective: one new_group; in each block a barrier, DDP's, and what each way does.
     """
     training, ways = Training(*WIDE), Ways(folder)
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    rng, number = random.Random(0), 0  # the same order on every rank
-    for block in range(blocks + 1):
-        for way in rng.sample(list(WAYS), len(WAYS)):
-            number += 1
-            found = one_block(training, getattr(ways, way), number)
-            ways.tidy(number)
-            if block:  # the first one warms up
-                seconds[way].append(found)
+    numbers = itertools.count(1)
+    seconds = in_turns(WAYS, blocks + 1, lambda way: one_block(training, ways, way, next(numbers)))
     ways.checkpoints.close()
-    return seconds
+    return {way: found[1:] for way, found in seconds.items()}  # the first one warms up
 
 
-def one_block(training: Training, save: Callable, number: int) -> tuple[float, float]:
+def one_block(training: Training, ways: Ways, way: str, number: int) -> tuple[float, float]:
     dist.barrier()
     start = time.perf_counter()
     training.step()
     before = time.perf_counter()
-    wait = save(training.state(), number)
+    wait = getattr(ways, way)(training.state(), number)
     held_up = time.perf_counter() - before
     for _ in range(STEPS - 1):
         training.step()
     wait()
-    return (time.perf_counter() - start) / STEPS, held_up
+    seconds = time.perf_counter() - start
+    ways.tidy(number)
+    return seconds / STEPS, held_up
 
 
-def timed_agreement(rank: int, world_size: int, blocks: int) -> dict[str, list[float]]:
+def timed_agreement(rank: int, world_size: int, blocks: int) -> Seconds:
     """Return this rank's seconds per small step, with and without agreeing on whether to save.
 
     Collective: a barrier per block, DDP's, and those of `Cadence`.
     """
-    training, seconds = Training(*SMALL), {way: [] for way in AGREE}
-    rng = random.Random(0)
+    training = Training(*SMALL)
+
+    def small_steps(way: str) -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        for step in range(SMALL_STEPS):
+            training.step()
+            if way == "agreed":
+                cadence.next(step)
+        return (time.perf_counter() - start) / SMALL_STEPS
+
     with Cadence(seconds=1e9) as cadence:
-        for block in range(blocks + 1):
-            for way in rng.sample(list(AGREE), len(AGREE)):
-                dist.barrier()
-                start = time.perf_counter()
-                for step in range(SMALL_STEPS):
-                    training.step()
-                    if way == "agreed":
-                        cadence.next(step)
-                if block:
-                    seconds[way].append((time.perf_counter() - start) / SMALL_STEPS)
+        seconds = in_turns(AGREE, blocks + 1, small_steps)
         cadence.finish()
-    return seconds
+    return {way: found[1:] for way, found in seconds.items()}
 
 
 # --- After a kill ----------------------------------------------------------------------------------
@@ -187,14 +181,13 @@ def killed_under_torchrun(folder: Path, world_size: int) -> dict[str, float]:
 
 
 def killed_under_launch(folder: Path, world_size: int) -> dict[str, float]:
-    settings = {"backend": "gloo", "start_method": "forkserver", "limit_s": 60, "quiet": True}
     try:
-        launch(restarted.launched, world_size, (folder, True), **settings)
+        launch(restarted.launched, world_size, (folder, True), **FRESH)
     except RankError as error:
         if error.kind != "died":
             raise
         restarted.stamp(folder, "noticed")
-    went_on_at = launch(restarted.launched, world_size, (folder, False), **settings)
+    went_on_at = launch(restarted.launched, world_size, (folder, False), **FRESH)
     return checked(restarted.moments(folder), set(went_on_at) != {restarted.DIES_IN - 1})
 
 
@@ -204,62 +197,41 @@ def checked(moments: dict[str, float], wrong: bool) -> dict[str, float]:
     return moments
 
 
-KILLED = {"torchrun": killed_under_torchrun, "launch": killed_under_launch}
-
-
 # --- The table -------------------------------------------------------------------------------------
 
 
 def measure(plan: Plan) -> Result:
     """Measure on two ranks, or on the first number that `plan` names: what this asks hardly depends on it."""
-    world_size = plan.world_sizes[0]
+    world_size, blocks = plan.world_sizes[0], QUICK_BLOCKS if plan.quick else BLOCKS
     rows = {row.key: row for row in empty_rows(world_size)}
-    if unknown := plan.only - rows.keys():
-        sys.exit(f"recovery has no row {', '.join(sorted(unknown))}; choose from {', '.join(sorted(rows))}")
-    for what, part in PARTS_OF_THE_TABLE.items():
-        if not any(plan.wants(key) for key in rows if key.startswith(what)):
-            continue
-        print(f"recovery: {what}", file=sys.stderr, flush=True)
-        try:
-            with tempfile.TemporaryDirectory() as folder, limit(LIMIT_S, what):
-                part(rows, plan, world_size, Path(folder))
-        except (RankError, RuntimeError, OSError) as error:  # a TimeoutError is an OSError
-            for row in rows.values():
-                if row.key.startswith(what) and not row.samples:
-                    row.failed = f"{type(error).__name__}: {error}"
+    refuse_unknown("recovery", plan, rows.values())
+
+    def kills(who: str, killed: Callable[[Path, int], dict[str, float]], folder: Path) -> None:
+        for i in range(QUICK_KILLS if plan.quick else KILLS):
+            (folder / str(i)).mkdir()
+            fill_kill(rows, who, killed(folder / str(i), world_size))
+
+    def launched(folder: Path) -> None:
+        run_on_ranks(warm_up, 1)  # the fork server itself starts only once
+        kills("launch", killed_under_launch, folder)
+
+    parts: dict[str, Callable[[Path], None]] = {
+        "saving": lambda folder: fill_saving(rows, run_on_ranks(timed_saving, world_size, folder, blocks)),
+        "agreeing": lambda folder: fill_agreeing(rows, run_on_ranks(timed_agreement, world_size, blocks)),
+        "torchrun": lambda folder: kills("torchrun", killed_under_torchrun, folder),
+        "launch": launched,
+    }
+    for what, part in parts.items():
+        mine = [row for key, row in rows.items() if key.startswith(what)]
+        if any(plan.wants(row.key) for row in mine):
+            show_progress(f"recovery: {what}")
+            with tempfile.TemporaryDirectory() as folder, attempt(mine, what):
+                part(Path(folder))
     return Result(TITLE, [row for row in rows.values() if plan.wants(row.key)], notes=NOTES)
-
-
-def saving(rows: dict[str, Row], plan: Plan, world_size: int, folder: Path) -> None:
-    with RankPool(world_size, backend="gloo", start_method="forkserver", quiet=True) as ranks:
-        fill_saving(rows, ranks.run(timed_saving, (folder, QUICK_BLOCKS if plan.quick else BLOCKS)))
-
-
-def agreeing(rows: dict[str, Row], plan: Plan, world_size: int, folder: Path) -> None:
-    with RankPool(world_size, backend="gloo", start_method="forkserver", quiet=True) as ranks:
-        fill_agreeing(rows, ranks.run(timed_agreement, (QUICK_BLOCKS if plan.quick else BLOCKS,)))
-
-
-def torchrun(rows: dict[str, Row], plan: Plan, world_size: int, folder: Path) -> None:
-    kills(rows, plan, world_size, folder, "torchrun")
-
-
-def launched(rows: dict[str, Row], plan: Plan, world_size: int, folder: Path) -> None:
-    launch(warm_up, 1, start_method="forkserver", quiet=True)  # the fork server itself starts only once
-    kills(rows, plan, world_size, folder, "launch")
 
 
 def warm_up(rank: int, world_size: int) -> None:
     """Do nothing."""
-
-
-def kills(rows: dict[str, Row], plan: Plan, world_size: int, folder: Path, who: str) -> None:
-    for i in range(QUICK_KILLS if plan.quick else KILLS):
-        (folder / str(i)).mkdir()
-        fill_kill(rows, who, KILLED[who](folder / str(i), world_size))
-
-
-PARTS_OF_THE_TABLE = {"saving": saving, "agreeing": agreeing, "torchrun": torchrun, "launch": launched}
 
 
 def empty_rows(world_size: int) -> list[Row]:
@@ -274,26 +246,23 @@ def empty_rows(world_size: int) -> list[Row]:
     return rows
 
 
-def slowest(by_rank: list[list[float]]) -> list[float]:
-    """Return the slowest rank's seconds of each block."""
-    return [max(block) for block in zip(*by_rank, strict=True)]
-
-
 def fill_saving(rows: dict[str, Row], by_rank: list[dict[str, list[tuple[float, float]]]]) -> None:
-    step = {way: slowest([[block[0] for block in found[way]] for found in by_rank]) for way in WAYS}
+    step, held_up = (
+        slowest([{way: [block[which] for block in blocks] for way, blocks in found.items()} for found in by_rank])
+        for which in (0, 1)
+    )
     for way in WAYS:
         rows[f"saving_{way}"].samples += step[way]
     for way in SAVING:
-        rows[f"saving_{way}_ratio"].samples += [a / b for a, b in zip(step[way], step["none"], strict=True)]
-        held_up = slowest([[block[1] for block in found[way]] for found in by_rank])
-        rows[f"saving_{way}_held_up"].samples += held_up
+        rows[f"saving_{way}_ratio"].samples += quotients(step[way], step["none"])
+        rows[f"saving_{way}_held_up"].samples += held_up[way]
 
 
-def fill_agreeing(rows: dict[str, Row], by_rank: list[dict[str, list[float]]]) -> None:
-    step = {way: slowest([found[way] for found in by_rank]) for way in AGREE}
+def fill_agreeing(rows: dict[str, Row], by_rank: list[Seconds]) -> None:
+    step = slowest(by_rank)
     for way in AGREE:
         rows[f"agreeing_{way}"].samples += step[way]
-    rows["agreeing_ratio"].samples += [a / b for a, b in zip(step["agreed"], step["alone"], strict=True)]
+    rows["agreeing_ratio"].samples += quotients(step["agreed"], step["alone"])
 
 
 def fill_kill(rows: dict[str, Row], who: str, moments: dict[str, float]) -> None:

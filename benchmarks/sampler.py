@@ -12,17 +12,24 @@ Read next: `measure.py`, what is made of the samples.
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 from torch.utils.data import DistributedSampler, Sampler
 
-from benchmarks.measure import Plan, Result, Row, Target, find, limit
+from benchmarks.measure import (
+    Plan,
+    Result,
+    Row,
+    Target,
+    attempt,
+    find,
+    in_fresh_interpreter,
+    refuse_unknown,
+    show_progress,
+)
+from benchmarks.turns import beside, in_turns, quotients
 from ddp_course.data.sampler import ShardSampler
 
 TITLE = "A shuffled epoch for rank 0 of 4: ShardSampler beside torch's DistributedSampler"
@@ -42,7 +49,7 @@ TOO_LARGE = {  # the two that hold a list of all indices
 }
 STARTS, QUICK_STARTS = 7, 2
 BLOCKS, QUICK_BLOCKS = 5, 2
-LIMIT_S = 120.0  # for one fresh process, or one block
+LIMIT_S = 600.0  # for all fresh processes of one way, or all whole epochs
 FIRST_S, FIRST_MB = 0.010, 10.0  # targets at 10^9, streaming
 
 
@@ -74,28 +81,22 @@ def largest_mb() -> float:
 
 def in_fresh_process(way: str, length: int) -> dict[str, float]:
     code = f"import json; from benchmarks import sampler; print(json.dumps(sampler.first_index({way!r}, {length})))"
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LIMIT_S)
-    if done.returncode:
-        raise RuntimeError(f"the fresh process ended with {done.returncode}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout)
+    return json.loads(in_fresh_interpreter(code))
 
 
 # --- A whole epoch -----------------------------------------------------------------------------------
 
 
-def timed_blocks(length: int, blocks: int) -> Iterator[dict[str, float]]:
-    """Yield, for each block, the indices per second of every way."""
-    rng = random.Random(0)
-    for _ in range(blocks):
-        found = {}
-        for way in rng.sample(list(WAYS), len(WAYS)):
-            sampler = build(way, length)
-            with limit(LIMIT_S, f"an epoch of {way}"):
-                start = time.perf_counter()
-                deque(sampler, maxlen=0)  # takes every index and keeps none
-                found[way] = len(sampler) / (time.perf_counter() - start)
-        yield found
+def timed_blocks(length: int, blocks: int) -> dict[str, list[float]]:
+    """Return the indices per second of every way, for each block."""
+
+    def rate(way: str) -> float:
+        sampler = build(way, length)
+        start = time.perf_counter()
+        deque(sampler, maxlen=0)  # takes every index and keeps none
+        return len(sampler) / (time.perf_counter() - start)
+
+    return in_turns(WAYS, blocks, rate)
 
 
 # --- The table ---------------------------------------------------------------------------------------
@@ -104,23 +105,21 @@ def timed_blocks(length: int, blocks: int) -> Iterator[dict[str, float]]:
 def measure(plan: Plan) -> Result:
     """Measure all that `plan` wants; the number of ranks plays no part."""
     rows = {row.key: row for row in empty_rows()}
-    if unknown := plan.only - set(rows):
-        sys.exit(f"sampler has no row {', '.join(sorted(unknown))}; choose from {', '.join(sorted(rows))}")
-    for name in LENGTHS:
+    refuse_unknown("sampler", plan, rows.values())
+    for name, length in LENGTHS.items():
         for way in WAYS:
             mine = {unit: rows[f"{way}_first_{unit}_{name}"] for unit in ("s", "MB")}
             if any(plan.wants(row.key) and not row.missing for row in mine.values()):
-                print(f"sampler: {way}, {name}", file=sys.stderr, flush=True)
-                fill_first(mine, way, LENGTHS[name], QUICK_STARTS if plan.quick else STARTS)
+                show_progress(f"sampler: {way}, {name}")
+                with attempt(mine.values(), "a fresh process", LIMIT_S):
+                    for _ in range(QUICK_STARTS if plan.quick else STARTS):
+                        for unit, found in in_fresh_process(way, length).items():
+                            mine[unit].samples.append(found)
     rates = {key: row for key, row in rows.items() if "_rate" in key}
     if any(map(plan.wants, rates)):
-        print("sampler: whole epochs", file=sys.stderr, flush=True)
-        try:
-            for block in timed_blocks(10**7, QUICK_BLOCKS if plan.quick else BLOCKS):
-                fill_rates(rates, block)
-        except (RuntimeError, TimeoutError) as error:
-            for row in rates.values():
-                row.failed = f"{type(error).__name__}: {error}"
+        show_progress("sampler: whole epochs")
+        with attempt(rates.values(), "whole epochs", LIMIT_S):
+            fill_rates(rates, timed_blocks(10**7, QUICK_BLOCKS if plan.quick else BLOCKS))
     wanted = [row for row in rows.values() if plan.wants(row.key)]
     return Result(TITLE, wanted, targets(wanted), NOTES)
 
@@ -134,30 +133,18 @@ def empty_rows() -> list[Row]:
             rows.append(Row(f"{way}_first_MB_{name}", f"{label}, MB for {name}", 1, unit="", missing=missing))
     rows += [Row(f"{way}_rate", f"{label}, indices per s", 1, unit="") for way, label in WAYS.items()]
     rows += [
-        Row(f"{way}_rate_ratio", f"{label} / {WAYS['torch']}, indices per s", 1, unit="")
-        for way, label in WAYS.items()
-        if way != "torch"
+        Row(f"{way}_rate_ratio", f"{WAYS[way]} / {WAYS['torch']}, indices per s", 1, unit="")
+        for way in beside("torch", WAYS)
     ]
     return rows
 
 
-def fill_first(rows: dict[str, Row], way: str, length: int, starts: int) -> None:
-    try:
-        for _ in range(starts):
-            found = in_fresh_process(way, length)
-            for unit, row in rows.items():
-                row.samples.append(found[unit])
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
-        for row in rows.values():
-            row.failed = f"{type(error).__name__}: {error}"
-
-
-def fill_rates(rows: dict[str, Row], block: dict[str, float]) -> None:
-    """Add one block: each way's indices per second, and how they compare with torch's in this block."""
-    for way, rate in block.items():
-        rows[f"{way}_rate"].samples.append(rate)
-        if way != "torch":
-            rows[f"{way}_rate_ratio"].samples.append(rate / block["torch"])
+def fill_rates(rows: dict[str, Row], rates: dict[str, list[float]]) -> None:
+    """Add each way's indices per second, and how they compare with torch's in the same block."""
+    for way in WAYS:
+        rows[f"{way}_rate"].samples += rates[way]
+    for way, (above, below) in beside("torch", WAYS).items():
+        rows[f"{way}_rate_ratio"].samples += quotients(rates[above], rates[below])
 
 
 def targets(rows: list[Row]) -> list[Target]:

@@ -32,8 +32,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.measure import Plan, Result, Row, Target, limit
-from ddp_course import RankError, RankPool
+from benchmarks.measure import Plan, Result, Row, Target, attempt, show_progress
+from benchmarks.turns import run_on_ranks
 from ddp_course.parallel import BucketedDDP
 from ddp_course.parallel.bucketing import MIB
 from ddp_course.scaling.link import LINKS, Link, SimulatedLink
@@ -53,12 +53,9 @@ LIMIT_S = 300.0  # for all blocks of one network on one number of ranks
 LAYERS = 12
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(256, 256), nn.Tanh())))
-
-
-def conv() -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())))
+def network(make: Callable[[], tuple[nn.Module, nn.Module]]) -> nn.Sequential:
+    """Build a network of `LAYERS` layers that have parameters, each followed by one that has none."""
+    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in make()))
 
 
 class Wait(torch.autograd.Function):
@@ -80,14 +77,11 @@ class Waits(nn.Module):
         return Wait.apply(x)
 
 
-def waits() -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(256, 256), Waits())))
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "mlp": (mlp, (768, 256)),
-    "conv": (conv, (8, 32, 24, 24)),
-    "waits": (waits, (8, 256)),  # computes by waiting: as many ranks as you like on as few cores as there are
+    "mlp": (lambda: network(lambda: (nn.Linear(256, 256), nn.Tanh())), (768, 256)),
+    "conv": (lambda: network(lambda: (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())), (8, 32, 24, 24)),
+    # Computes by waiting: as many ranks as you like on as few cores as there are.
+    "waits": (lambda: network(lambda: (nn.Linear(256, 256), Waits())), (8, 256)),
 }
 MADE_UP = {rate: Link(f"{rate} Mbit/s", 1e-4, rate * 1e6 / 8) for rate in (50, 100, 400)}
 FAR = Link("150 Mbit/s, 4 ms away", 4e-3, 150e6 / 8)  # of a latency that makes small buckets dear
@@ -106,10 +100,13 @@ class Case:
         return self.layers * sum(param.nbytes for param in model.parameters()) / LAYERS
 
 
-CASES: dict[str, list[Case]] = {
-    "mlp": [Case(link, layers) for link in (LINKS["1gbe"], MADE_UP[400]) for layers in (1, 4)],
-    "conv": [Case(link, layers) for link in (MADE_UP[100], MADE_UP[50]) for layers in (1, 4)],
-    "waits": [Case(link, layers) for link in (LINKS["1gbe"], MADE_UP[400]) for layers in (1, 4)],
+CASES = {
+    name: [Case(link, layers) for link in links for layers in (1, 4)]
+    for name, links in {
+        "mlp": (LINKS["1gbe"], MADE_UP[400]),
+        "conv": (MADE_UP[100], MADE_UP[50]),
+        "waits": (LINKS["1gbe"], MADE_UP[400]),
+    }.items()
 }
 SWEEP = [1, 2, 3, 4, 6, 12]  # layers a bucket
 OVERHEADS = [Case(NO_OBSTACLE, 6), Case(NO_OBSTACLE, 1)]
@@ -272,15 +269,9 @@ def sweep_rows(by_rank: list[Found], world_size: int) -> list[Row]:
     for layers in SWEEP:
         case = Case(FAR, layers)
         what = f"sweep, simulated {FAR.name}, {layers:g} layers a bucket"
-        rows += [
-            Row(f"measured_sweep_{layers:g}", f"{what}: measured", world_size, samples=slowest_of(by_rank, case)),
-            Row(
-                f"predicted_sweep_{layers:g}",
-                f"{what}: predicted",
-                world_size,
-                samples=[each.step_s for each in predictions(profiles, case, world_size)],
-            ),
-        ]
+        predicted = [each.step_s for each in predictions(profiles, case, world_size)]
+        for which, samples in (("measured", slowest_of(by_rank, case)), ("predicted", predicted)):
+            rows.append(Row(f"{which}_sweep_{layers:g}", f"{what}: {which}", world_size, samples=samples))
     best = [min(range(len(SWEEP)), key=lambda place: rows[2 * place + which].median) for which in (0, 1)]
     what = f"sweep: best {SWEEP[best[0]]:g} layers a bucket measured, {SWEEP[best[1]]:g} predicted; sizes apart"
     return [*rows, Row("sweep_apart", what, world_size, unit="", samples=[float(abs(best[0] - best[1]))])]
@@ -329,18 +320,13 @@ def measure(plan: Plan) -> Result:
     wanted = wanted if plan.only else parts
     fewest = min(plan.world_sizes)
     for world_size in range(fewest, max(plan.world_sizes) + 1):
-        here = [part for part in wanted if part in MODELS or world_size == fewest]
-        if not here:
-            continue
-        try:
-            with RankPool(world_size, backend="gloo", start_method="forkserver", quiet=True) as ranks:
-                for part in here:
-                    print(f"simulation: {world_size} ranks, {part}", file=sys.stderr, flush=True)
-                    with limit(LIMIT_S, f"{part} on {world_size} ranks"):
-                        rows += part_rows(part, ranks, world_size, blocks)
-        except (RankError, TimeoutError) as error:
-            failed = f"{type(error).__name__}: {error}"
-            rows.append(Row(f"failed_{world_size}", "all of it", world_size, failed=failed))
+        for part in wanted:
+            if part in MODELS or world_size == fewest:
+                show_progress(f"simulation: {world_size} ranks, {part}")
+                whole = Row(f"failed_{part}", part, world_size)
+                with attempt([whole], part, LIMIT_S):
+                    rows += part_rows(part, world_size, blocks)
+                rows += [whole] if whole.failed else []
     return Result(TITLE, rows, targets(rows), [in_short(rows), *NOTES])
 
 
@@ -356,15 +342,15 @@ def in_short(rows: list[Row]) -> str:
     )
 
 
-def part_rows(part: str, ranks: RankPool, world_size: int, blocks: int) -> list[Row]:
+def part_rows(part: str, world_size: int, blocks: int) -> list[Row]:
     if part == "sweep":
         cases = [*OVERHEADS, *(Case(FAR, layers) for layers in SWEEP)]
-        return sweep_rows(ranks.run(measured, ("mlp", cases, blocks)), world_size)
+        return sweep_rows(run_on_ranks(measured, world_size, "mlp", cases, blocks), world_size)
     if part == "overlap":
         cases = list(OVERLAP.values())
-        found = {name: ranks.run(measured, (name, cases, blocks, True)) for name in ("conv", "waits")}
+        found = {name: run_on_ranks(measured, world_size, name, cases, blocks, True) for name in ("conv", "waits")}
         return [row for name, by_rank in found.items() for row in overlap_rows(name, by_rank, world_size)]
-    return step_rows(part, ranks.run(measured, (part, [*OVERHEADS, *CASES[part]], blocks)), world_size)
+    return step_rows(part, run_on_ranks(measured, world_size, part, [*OVERHEADS, *CASES[part]], blocks), world_size)
 
 
 def targets(rows: list[Row]) -> list[Target]:

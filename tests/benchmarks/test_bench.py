@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from benchmarks import launch, measure
 from benchmarks.live_ways import check
-from benchmarks.measure import Plan, Result, Row, Target
+from benchmarks.measure import Plan, Result, Row, Target, attempt
+from benchmarks.run import BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +86,7 @@ def test_a_wrong_answer_of_the_ranks_is_an_error():
 
 def test_what_fails_is_noted_and_does_not_stop_the_rest():
     rows = [Row("a", "a", 2), Row("b", "b", 2)]
-    with launch.attempt(rows[:1], "the call"):
+    with attempt(rows[:1], "the call"):
         raise RuntimeError("no")
     assert [row.failed for row in rows] == ["the call: RuntimeError: no", ""]
 
@@ -110,9 +112,21 @@ def test_a_plan_wants_all_or_what_it_names():
     assert not Plan(only=frozenset({"a"})).wants("b")
 
 
-def test_an_unknown_row_is_refused():
-    with pytest.raises(SystemExit, match="launch has no row pool; choose from apply_sync_call, "):
-        launch.measure(Plan(only=frozenset({"pool", "px_call"})))
+@pytest.mark.parametrize(
+    ("name", "key", "told"),
+    [
+        ("launch", "pool", "launch has no row pool; choose from apply_sync_call, "),
+        ("collectives", "rings", "collectives has no row rings; choose from all_reduce_16MB, "),
+        ("checkpoint", "saves", "checkpoint has no row saves; choose from load_1MB, "),
+        ("ddp", "buckets", "ddp has no row buckets; choose from bucketed_deep, "),
+        ("recovery", "saves", "recovery has no row saves; choose from agreeing_agreed, "),
+        ("sampler", "rate", "sampler has no row rate; choose from compatible_first_MB_1e7, "),
+        ("simulation", "buckets", "simulation has no row buckets; their names hold one of mlp, conv, waits, sweep"),
+    ],
+)
+def test_an_unknown_row_is_refused(name, key, told):
+    with pytest.raises(SystemExit, match=told):
+        import_module(BENCHMARKS[name]).measure(Plan(only=frozenset({key})))
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks import recovery, restarted
-from benchmarks.measure import Plan
 from ddp_course.checkpoint.folder import Checkpointer
 
 
@@ -62,8 +61,3 @@ def every_way(rank: int, world_size: int, folder) -> tuple[dict[str, bool], dict
         training.step()
     ways.checkpoints.close()
     return saved, recovery.timed_agreement(rank, world_size, blocks=2)
-
-
-def test_an_unknown_row_is_refused():
-    with pytest.raises(SystemExit, match="recovery has no row saves; choose from agreeing_agreed, "):
-        recovery.measure(Plan(only=frozenset({"saves"})))

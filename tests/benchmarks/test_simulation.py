@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import simulation
-from benchmarks.measure import Plan, Row
+from benchmarks.measure import Row
 from benchmarks.simulation import FAR, OVERHEADS, OVERLAP, SWEEP, Case, Found, Step
 from ddp_course.scaling.step_profile import Gradient, Profile
 
@@ -99,10 +99,3 @@ def test_overheads_are_measured_with_a_link_that_no_case_has_and_at_least_twelve
     assert {case.link for case in OVERHEADS} == {simulation.NO_OBSTACLE}
     assert simulation.NO_OBSTACLE not in {FAR, *(case.link for case in cases)}
     assert len(set(cases)) == 8 and len(cases) * 3 >= 12  # two networks share their links; 2, 3 and 4 ranks
-
-
-def test_an_unknown_row_is_refused():
-    with pytest.raises(
-        SystemExit, match="simulation has no row buckets; their names hold one of mlp, conv, waits, sweep"
-    ):
-        simulation.measure(Plan(only=frozenset({"buckets"})))

@@ -1,4 +1,4 @@
-"""What the tests share: one live pool of two ranks, and the proof that nothing is left behind."""
+"""What the tests share: ranks that stay, for starting them is what costs, and the proof that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 import psutil
 import pytest
+import torch
 
 from ddp_course import RankPool
 from ddp_course.grading import progress
@@ -22,6 +23,35 @@ def two_ranks():
     """Two quiet ranks for tests that need a group and leave it in step."""
     with RankPool(2, start_method="forkserver", timeout_s=20, quiet=True) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """A function that returns so many quiet ranks of one thread, as under torchrun; more add up in another order."""
+    pools: dict[int, RankPool] = {}
+
+    def of(world_size: int) -> RankPool:
+        if world_size not in pools or not pools[world_size].alive:
+            pools[world_size] = RankPool(world_size, backend="gloo", start_method="forkserver", quiet=True)
+            pools[world_size].run(on_one_thread)
+        return pools[world_size]
+
+    yield of
+    for pool in pools.values():
+        pool.close()
+
+
+def on_one_thread(rank: int, world_size: int) -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_thread():
+    """For tensors so small that more threads gain nothing, and are waited for on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def rank_processes(parent: psutil.Process | None = None) -> list[psutil.Process]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_course import collectives, launch
+from ddp_course import collectives
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -130,25 +130,6 @@ def halves(rank: int, world_size: int) -> dict:
     return {"sum": right_sum, "gathered": torch.cat(own_only).tolist()}
 
 
-def whole_tensor_ring(tensor: torch.Tensor) -> None:
-    """The common mistake: right sums, by passing whole tensors round."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    total, passing = tensor.clone(), tensor.clone()
-    for _ in range(world_size - 1):
-        arrived = torch.empty_like(passing)
-        collectives.exchange([(passing, (rank + 1) % world_size)], [(arrived, (rank - 1) % world_size)])
-        passing = arrived
-        total += passing
-    tensor.copy_(total)
-
-
-def wrong_ring(rank: int, world_size: int) -> tuple[float, int]:
-    tensor = torch.full((1000,), rank + 1.0)
-    with spied_sends() as sends:
-        whole_tensor_ring(tensor)
-    return tensor[0].item(), sum(n_bytes for _, n_bytes in sends)
-
-
 def big_messages(rank: int, world_size: int) -> bool:
     """8 MB a chunk: more than sockets buffer, so whoever waits too early waits for ever."""
     tensor = torch.full((4_000_000,), float(rank))
@@ -160,14 +141,10 @@ def big_messages(rank: int, world_size: int) -> bool:
 # --- Ring and tree against torch ---------------------------------------------------------------------
 
 
-def run(fn, world_size: int) -> list:
-    return launch(fn, world_size, backend="gloo", start_method="forkserver", quiet=True, timeout_s=20, limit_s=90)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
-def test_sums_bits_and_messages_for_every_size_and_dtype(world_size):
-    by_rank = run(every_size_and_dtype, world_size)
+def test_sums_bits_and_messages_for_every_size_and_dtype(ranks, world_size):
+    by_rank = ranks(world_size).run(every_size_and_dtype, limit_s=90)
     for (way, numel, dtype), first in by_rank[0].items():
         case, element = f"{way}, {numel} x {dtype}", getattr(torch, dtype).itemsize
         mine = [report[way, numel, dtype] for report in by_rank]
@@ -184,8 +161,8 @@ def test_sums_bits_and_messages_for_every_size_and_dtype(world_size):
         assert sum(found["returned"] for found in mine) == 2 * (world_size - 1) * numel * element
 
 
-def test_shapes_strides_parameters_subgroups_and_mistakes():
-    by_rank = run(awkward_tensors, 4)
+def test_shapes_strides_parameters_subgroups_and_mistakes(ranks):
+    by_rank = ranks(4).run(awkward_tensors, limit_s=90)
     for key in [key for key in by_rank[1] if isinstance(key, tuple)]:
         mine = [report[key] for report in by_rank if key in report]
         assert all(found["same"] for found in mine), key
@@ -200,16 +177,9 @@ def test_shapes_strides_parameters_subgroups_and_mistakes():
     assert by_rank[0]["errors"][2:] == ["rank 0 is not in this group: only its members may call its collectives"] * 2
 
 
-def test_two_ranks_the_halves_and_big_messages_and_a_wrong_ring(two_ranks):
+def test_two_ranks_the_halves_and_big_messages(two_ranks):
     assert two_ranks.run(halves) == [{"sum": True, "gathered": [1.0, 1.0, 1.0, 2.0, 2.0]}] * 2
     assert two_ranks.run(big_messages) == [True] * 2
-
-
-def test_a_ring_of_whole_tensors_sums_rightly_and_is_caught_by_its_bytes():
-    for rank, (total, sent) in enumerate(run(wrong_ring, 3)):
-        assert total == 6.0
-        assert sent == 2 * 4000  # grows with the ranks, where a chunked ring never sends twice the tensor
-        assert sent > 1.4 * collectives.ring_bytes(1000, 3, rank, 4)
 
 
 # --- Pure parts --------------------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -91,13 +88,13 @@ def test_an_unknown_backend_is_refused():
 # --- The rendezvous --------------------------------------------------------------------------------
 
 
-def meet(rank, world_size, rendezvous, address, timeout_s=20.0, absent=None, claim=None, believe=None):
+def meet(rank, world_size, rendezvous, address, timeout_s=20.0, absent=None, believe=None):
     """Join, sum the ranks, look at the sockets, leave."""
     import psutil
 
     if rank == absent:
         return None
-    place = groups.read_place(os.environ | (claim or {}).get(rank, {}) | (believe or {}).get(rank, {}))
+    place = groups.read_place(os.environ | (believe or {}).get(rank, {}))
     groups.join_group(place, rendezvous, address, timeout_s)
     total = torch.tensor([float(rank)])
     dist.all_reduce(total)
@@ -143,7 +140,7 @@ def test_no_store_at_the_address_is_told(tmp_path):
 def test_ranks_that_disagree_about_the_world_size(rendezvous, tmp_path):
     believe = {1: {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}}
     with pytest.raises(RankError, match="expected world size 2, rank 1 has 3; start every rank with the same"):
-        on_fork_server(meet, 2, (rendezvous, address_for(rendezvous, tmp_path), 3.0, None, None, believe))
+        on_fork_server(meet, 2, (rendezvous, address_for(rendezvous, tmp_path), 3.0, None, believe))
 
 
 def test_two_processes_that_claim_one_rank(tmp_path):
@@ -187,7 +184,7 @@ def test_a_missing_address_or_variable_is_named(monkeypatch):
         groups.join_group(place, "udp")
 
 
-# --- Subgroups, and a program under torchrun -------------------------------------------------------
+# --- Groups within groups, and for as long as a block ----------------------------------------------
 
 
 def test_neighbours_share_a_group():
@@ -205,31 +202,17 @@ def sum_of_neighbours(rank, world_size):
     return total.item(), dist.get_process_group_ranks(group)
 
 
-def test_a_subgroup_sums_its_own_ranks():
-    answers = launch(sum_of_neighbours, 4, start_method="forkserver", quiet=True)
+def test_a_subgroup_sums_its_own_ranks(ranks):
+    answers = ranks(4).run(sum_of_neighbours)
     assert answers == [(1.0, [0, 1]), (1.0, [0, 1]), (5.0, [2, 3]), (5.0, [2, 3])]
 
 
-PROGRAM = """
-import torch, torch.distributed as dist
-from ddp_course.groups import my_device, process_group
-with process_group(timeout_s=30) as place:
-    total = torch.ones(1, device=my_device())
-    dist.all_reduce(total)
-    if place.rank == 0:
-        print("sum", total.item(), place.backend, place.one_host)
-assert not dist.is_initialized()
-"""
-
-
-@pytest.mark.slow
-def test_the_same_code_runs_under_torchrun(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
-    run = subprocess.run(
-        command, capture_output=True, text=True, timeout=90, env=os.environ | {"PYTHONPATH": str(Path.cwd())}
-    )
-    assert run.returncode == 0, run.stderr
-    expected = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
-    assert f"sum 2.0 {expected} True" in run.stdout
+def test_a_group_is_open_for_as_long_as_the_block(monkeypatch):
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": free_port()}
+    for name, value in (alone | {"MASTER_ADDR": "127.0.0.1"}).items():
+        monkeypatch.setenv(name, str(value))
+    with groups.process_group(timeout_s=30) as place:
+        total = torch.ones(1, device=groups.my_device())
+        dist.all_reduce(total)
+        assert (total.item(), place.backend, place.one_host) == (1.0, dist.get_backend(), True)
+    assert not dist.is_initialized()

@@ -1,26 +1,21 @@
 """The reduced mean weighs every row alike, however the rows are spread over the ranks."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddp_course import launch
 from ddp_course.metrics import SLOTS, MeanMetrics, each_rank, fingerprint, mean_over_ranks
 
 pytestmark = pytest.mark.timeout(120)
 
 CPU = torch.device("cpu")
 ROWS = ([1.0, 2.0, 3.0, 10.0], [7.0], [])  # of three ranks
-AWKWARD, LOCAL_BATCH = 1797, 64  # over 4 ranks: 450, 449, 449, 449 rows, and short last batches
-
-
-def start(fn, world_size: int, *args) -> list:
-    options = {"backend": "gloo", "start_method": "forkserver", "quiet": True}
-    return launch(fn, world_size, args=args, **options, limit_s=60)
 
 
 # --- Without ranks ---------------------------------------------------------------------------------
@@ -135,10 +130,6 @@ def mean_of_mine(rank: int) -> MeanMetrics:
 
 
 def on_three_ranks(rank: int, world_size: int) -> dict:
-    import warnings
-
-    from torch.distributed.tensor.debug import CommDebugMode
-
     report = {"mean": mean_over_ranks(sum(ROWS[rank]), len(ROWS[rank]), CPU)}
     report["of_tensor"] = mean_over_ranks(torch.tensor(float(rank)), 1, CPU)
     report["large"] = mean_over_ranks(2.0**24 + rank, 1, CPU)
@@ -153,7 +144,7 @@ def on_three_ranks(rank: int, world_size: int) -> dict:
             report[key] = metrics.reduce(**options)
         report[f"talk {key}"] = {str(operation): count for operation, count in talk.get_comm_counts().items()}
     metrics.add(1, loss=float(rank), large=0)
-    report["anew"] = metrics.reduce()  # nothing of the last round is left
+    report["anew"] = metrics.reduce()
     report["slowest"] = each_rank(0.25 * rank)
     report["disagree"] = disagreements(rank)
     report["nan"] = nan_on_some(rank)
@@ -192,22 +183,13 @@ def nan_on_some(rank: int) -> dict:
 
 
 @pytest.fixture(scope="module")
-def reports() -> list[dict]:
-    return start(on_three_ranks, 3)
+def reports(ranks) -> list[dict]:
+    return ranks(3).run(on_three_ranks, limit_s=60)
 
 
 def test_mean_weighs_rows_and_not_ranks(reports):
-    rows = [row for rank in ROWS for row in rank]
-    mean_of_means = (4.0 + 7.0) / 2
-    assert [report["mean"] for report in reports] == [sum(rows) / len(rows)] * 3 == [4.6] * 3
-    assert mean_of_means != 4.6
-
-
-def test_a_total_may_be_a_tensor(reports):
+    assert [report["mean"] for report in reports] == [4.6] * 3  # 23 in 5 rows; the mean of the ranks' means is 5.5
     assert [report["of_tensor"] for report in reports] == [1.0] * 3
-
-
-def test_large_sums_keep_their_last_digit(reports):
     assert reports[0]["large"] == 2.0**24 + 1  # float32 has no such number next to 2**24
 
 
@@ -226,14 +208,8 @@ def test_many_means_come_to_every_rank_or_to_one_by_one_collective(reports):
     for report in reports:
         assert report["talk all"] == {"c10d.allreduce_": 1}
         assert report["talk to 0"] == report["talk to 2"] == {"c10d.reduce_": 1}
-
-
-def test_a_reduce_begins_anew(reports):
-    assert [report["anew"] for report in reports] == [{"loss": 1.0, "large": 0.0}] * 3
-
-
-def test_each_ranks_value_comes_to_every_rank(reports):
-    assert [report["slowest"] for report in reports] == [[0.0, 0.25, 0.5]] * 3
+        assert report["anew"] == {"loss": 1.0, "large": 0.0}  # nothing of the last round is left
+        assert report["slowest"] == [0.0, 0.25, 0.5]
 
 
 def test_other_names_on_one_rank_are_found_and_the_rank_is_named(reports):
@@ -256,39 +232,3 @@ def test_a_nan_stays_a_nan_and_the_ranks_that_brought_it_are_named(reports):
         assert means["fine"] == 1.0 and math.isnan(means["nan"]) and means["inf"] == math.inf
         assert report["nan"]["found"] == {"nan": [1], "inf": [1, 2]}
         assert report["nan"]["later"] == {}
-
-
-# --- As one process on all rows --------------------------------------------------------------------
-
-
-def losses_of_all_rows() -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each of 1,797 rows, and whether it is guessed right, from a network that has not learned."""
-    generator = torch.Generator().manual_seed(0)
-    score_NK = torch.randn(AWKWARD, 10, generator=generator, dtype=torch.float64)
-    label_N = torch.randint(10, (AWKWARD,), generator=generator)
-    loss_N = torch.nn.functional.cross_entropy(score_NK, label_N, reduction="none")
-    return loss_N, score_NK.argmax(dim=1) == label_N
-
-
-def evaluate_share(rank: int, world_size: int) -> dict:
-    loss_N, right_N = losses_of_all_rows()
-    mine = torch.arange(rank, AWKWARD, world_size)
-    metrics, own_means = MeanMetrics("loss", "accuracy"), []
-    for batch in mine.split(LOCAL_BATCH):
-        loss = loss_N[batch].mean()  # as a loss function returns it
-        own_means.append(loss.item())
-        metrics.add(len(batch), loss=loss * len(batch), accuracy=right_N[batch])
-    return {"means": metrics.reduce(), "rows": len(mine), "own": own_means}
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_evaluation_equals_one_process_on_all_rows(world_size, two_ranks):
-    parts = two_ranks.run(evaluate_share) if world_size == 2 else start(evaluate_share, world_size)
-    loss_N, right_N = losses_of_all_rows()
-    assert sum(part["rows"] for part in parts) == AWKWARD
-    for part in parts:
-        assert part["means"]["accuracy"] == right_N.sum().item() / AWKWARD
-        assert part["means"]["loss"] == pytest.approx(loss_N.mean().item(), rel=1e-12)
-    # The trap: the mean of batch means gives the rows of a short batch more weight, and is off by far more.
-    mean_of_means = torch.tensor([mean for part in parts for mean in part["own"]], dtype=torch.float64).mean().item()
-    assert abs(mean_of_means - loss_N.mean().item()) > 1e-6

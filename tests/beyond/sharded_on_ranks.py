@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +14,7 @@ from ddp_course.beyond.one_process import state_bytes
 from ddp_course.beyond.sharded_optimizer import ShardedOptimizer
 from ddp_course.grading.observe import Collectives
 from tests.beyond.strategies_on_ranks import network
+from tests.refusals import message_of
 
 CASES = [
     (torch.optim.Adam, {"lr": 0.01}),
@@ -23,14 +26,20 @@ CASES = [
 ]
 
 
-def take_step(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Give every trainable parameter the gradients of this step, the same on all ranks, and step."""
-    generator = torch.Generator().manual_seed(step)
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            grad = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.dtype)
-            param.grad = grad if param.requires_grad else None
-    optimizer.step()
+def take_steps(optimizer: torch.optim.Optimizer, *steps: int) -> None:
+    """In each step, give every trainable parameter its gradients, the same on all ranks."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(param.dtype)
+                param.grad = grad if param.requires_grad else None
+        optimizer.step()
+
+
+def groups_of(model: nn.Sequential, **first: float) -> list[dict]:
+    """Two groups of parameters; the first with options of its own."""
+    return [{"params": list(model[:4].parameters()), **first}, {"params": list(model[4:].parameters())}]
 
 
 def equal(one: nn.Module, two: nn.Module) -> bool:
@@ -49,7 +58,7 @@ def same_bits(rank: int, world_size: int) -> dict[str, bool]:
         same = []
         for step in range(4):
             for optimizer in (plain, ours, theirs):
-                take_step(optimizer, step)
+                take_steps(optimizer, step)
             same.append(equal(models[0], models[1]) and equal(models[0], models[2]))
         found[f"{number} {optimizer_class.__name__}"] = all(same) and not equal(models[0], network())
     return found
@@ -66,8 +75,7 @@ def awkward(rank: int, world_size: int) -> dict[str, bool]:
     for model, wrap in zip(models, (lambda groups, **o: torch.optim.Adam(groups, **o), _sharded), strict=True):
         model[2].requires_grad_(False)
         model[6].float()
-        groups = [{"params": model[:4].parameters(), "lr": 0.5}, {"params": list(model[4:].parameters())}]
-        optimizers.append(wrap(groups, lr=0.01))
+        optimizers.append(wrap(groups_of(model, lr=0.5), lr=0.01))
         schedules.append(StepLR(optimizers[-1], step_size=2, gamma=0.1))
     found = {}
 
@@ -75,7 +83,7 @@ def awkward(rank: int, world_size: int) -> dict[str, bool]:
         same = []
         for step in range(first, first + steps):
             for optimizer, schedule in zip(optimizers, schedules, strict=True):
-                take_step(optimizer, step)
+                take_steps(optimizer, step)
                 schedule.step()
             same.append(equal(*models) and equal(*later))
         found[name] = all(same)
@@ -106,53 +114,41 @@ def facts(rank: int, world_size: int) -> dict:
     model = network()
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
     with Collectives() as seen:
-        take_step(optimizer, 0)
+        take_steps(optimizer, 0)
     facts = {
         "bytes": state_bytes(optimizer),
         "calls": [(call.op, call.n_bytes) for call in seen.calls],
         "own": sum(p.numel() for p in optimizer.state),
         "lr": optimizer.param_groups[0]["betas"],
     }
-    facts["early"] = _refusal(optimizer)
+    facts["early"] = message_of(optimizer.state_dict)
     optimizer.consolidate_state_dict()
-    facts["gathered"] = len(optimizer.state_dict()["state"]) if rank == 0 else _refusal(optimizer)
-    take_step(optimizer, 1)
-    facts["stale"] = _refusal(optimizer)
+    facts["gathered"] = len(optimizer.state_dict()["state"]) if rank == 0 else message_of(optimizer.state_dict)
+    take_steps(optimizer, 1)
+    facts["stale"] = message_of(optimizer.state_dict)
     state = torch.optim.Adam([{"params": [p]} for p in model.parameters()]).state_dict()
-    for name, attempt in {
-        "groups": lambda: optimizer.load_state_dict(state),
-        "LBFGS": lambda: ShardedOptimizer(model.parameters(), torch.optim.LBFGS),
-    }.items():
-        try:
-            attempt()
-        except ValueError as error:
-            facts[name] = str(error)
+    facts["groups"] = message_of(lambda: optimizer.load_state_dict(state))
+    facts["LBFGS"] = message_of(lambda: ShardedOptimizer(model.parameters(), torch.optim.LBFGS))
     few = nn.Linear(2, 1)  # more ranks than parameters
-    take_step(ShardedOptimizer(few.parameters(), torch.optim.Adam), 0)
+    take_steps(ShardedOptimizer(few.parameters(), torch.optim.Adam), 0)
     return facts
 
 
-def _refusal(optimizer: ShardedOptimizer) -> str:
-    try:
-        optimizer.state_dict()
-    except RuntimeError as error:
-        return str(error)
-    return ""
+def trained_on(optimizer: torch.optim.Optimizer, model: nn.Module, middle: dict, state: dict) -> nn.Module:
+    """Continue with steps 3 to 5 from a model and a state of the optimizer."""
+    model.load_state_dict(middle)
+    optimizer.load_state_dict(state)
+    take_steps(optimizer, 3, 4, 5)
+    return model
 
 
 def resharded(rank: int, world_size: int) -> dict[str, bool]:
     """Save after 3 steps, load at another number of ranks, go on: the same bits as a plain run of 6 steps?"""
     plain = network()
-    whole = torch.optim.Adam(
-        [{"params": plain[:4].parameters(), "lr": 0.5}, {"params": plain[4:].parameters()}], lr=0.1
-    )
-    for step in range(3):
-        take_step(whole, step)
-    plain_state = {"state": dict(whole.state_dict()["state"]), "param_groups": whole.state_dict()["param_groups"]}
-    plain_state = _copied(plain_state)
-    middle = {name: value.clone() for name, value in plain.state_dict().items()}
-    for step in range(3, 6):
-        take_step(whole, step)
+    whole = torch.optim.Adam(groups_of(plain, lr=0.5), lr=0.1)
+    take_steps(whole, 0, 1, 2)
+    middle, plain_state = copy.deepcopy((plain.state_dict(), whole.state_dict()))
+    take_steps(whole, 3, 4, 5)
     found, saved = {}, None
     for size in (world_size, world_size - 1):
         group = dist.new_group(list(range(world_size - size, world_size)))  # of the last ones: numbers differ
@@ -161,38 +157,19 @@ def resharded(rank: int, world_size: int) -> dict[str, bool]:
             continue
         for name, state in {"own": saved, "plain": plain_state}.items():
             model = network()
-            model.load_state_dict(middle)
-            groups = [{"params": model[:4].parameters()}, {"params": model[4:].parameters()}]
-            optimizer = ShardedOptimizer(groups, torch.optim.Adam, group)
-            optimizer.load_state_dict(state)
-            for step in range(3, 6):
-                take_step(optimizer, step)
-            found[f"{name} state at {size}"] = equal(model, plain) and optimizer.param_groups[0]["lr"] == 0.5
+            optimizer = ShardedOptimizer(groups_of(model), torch.optim.Adam, group)
+            same = equal(trained_on(optimizer, model, middle, state), plain)
+            found[f"{name} state at {size}"] = same and optimizer.param_groups[0]["lr"] == 0.5
     model = network()
-    model.load_state_dict(middle)
-    back = torch.optim.Adam([{"params": model[:4].parameters()}, {"params": model[4:].parameters()}])
-    back.load_state_dict(saved)
-    for step in range(3, 6):
-        take_step(back, step)
-    found["by the plain optimizer"] = equal(model, plain)
+    found["by the plain optimizer"] = equal(trained_on(torch.optim.Adam(groups_of(model)), model, middle, saved), plain)
     return found
 
 
 def _saved(group: dist.ProcessGroup, world_size: int) -> dict:
     """Train 3 steps sharded, gather the state on the group's last rank, and give it to all, as a file would."""
-    model = network()
-    groups = [{"params": model[:4].parameters(), "lr": 0.5}, {"params": model[4:].parameters()}]
-    optimizer = ShardedOptimizer(groups, torch.optim.Adam, group, lr=0.1)
-    for step in range(3):
-        take_step(optimizer, step)
+    optimizer = ShardedOptimizer(groups_of(network(), lr=0.5), torch.optim.Adam, group, lr=0.1)
+    take_steps(optimizer, 0, 1, 2)
     optimizer.consolidate_state_dict(to=world_size - 1)
     box = [optimizer.state_dict() if dist.get_rank() == world_size - 1 else None]
     dist.broadcast_object_list(box, src=world_size - 1)
     return box[0]
-
-
-def _copied(state: dict) -> dict:
-    return {
-        "state": {n: {k: v.clone() for k, v in values.items()} for n, values in state["state"].items()},
-        "param_groups": state["param_groups"],
-    }

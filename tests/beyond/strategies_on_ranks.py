@@ -50,16 +50,6 @@ def collectives(rank: int, world_size: int, strategy: str, options: dict) -> lis
     return [(call.op, call.n_bytes) for call in seen.calls]
 
 
-def complaint(rank: int, world_size: int, strategy: str, number: int, options: dict) -> str:
-    """Return what a strategy says to so many rows."""
-    module = import_module(f"ddp_course.beyond.{strategy}")
-    try:
-        module.train_steps(rank, world_size, network(), *rows(number), **options)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def off_by(found: one_process.Trained, expected: one_process.Trained) -> float:
     """Return the largest difference in a parameter or a loss."""
     assert list(found.parameters) == list(expected.parameters)

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_course.beyond import fully_sharded
-from tests.beyond.strategies_on_ranks import (
-    TOLERANCE,
-    alone,
-    collectives,
-    complaint,
-    network,
-    off_by,
-    rows,
-    trained,
-)
+from tests.beyond.strategies_on_ranks import TOLERANCE, alone, collectives, network, off_by, rows, trained
 
 WHOLE = {str(index): sum(p.nbytes for p in network()[index].parameters()) for index in (0, 2, 4, 6)}
 
@@ -29,11 +20,9 @@ def pieces(rank: int, world_size: int) -> dict[str, int]:
 
 
 def watched(rank: int, world_size: int, reshard: bool) -> list:
-    """One step, and what was held when."""
+    """What was held when in one step."""
     model = network()
-    units = fully_sharded.shard_layers(model, reshard)
-    kept = [tuple(param.to_local().shape) for param in model.parameters()]
-    return [kept, fully_sharded.watch_step(model, units, *rows())]
+    return fully_sharded.watch_step(model, fully_sharded.shard_layers(model, reshard), *rows())
 
 
 @pytest.mark.timeout(120)
@@ -62,7 +51,7 @@ def test_a_rank_holds_its_pieces_of_everything(ranks):
 def test_a_layer_is_whole_only_while_it_computes(ranks, reshard):
     found = ranks.run(watched, (reshard,))
     names = list(WHOLE)
-    for rank, (_, seen) in enumerate(found):
+    for rank, seen in enumerate(found):
         mine = pieces(rank, len(found))
 
         def held(*whole, mine=mine):
@@ -83,9 +72,3 @@ def test_the_collectives_of_a_step(ranks, reshard):
         expected = fully_sharded.expected_collectives(len(WHOLE), reshard)
         assert {op: step.count(op) for op in expected} == expected
         assert len(step) == sum(expected.values())
-
-
-@pytest.mark.timeout(60)
-def test_rows_that_cannot_be_shared_are_refused(ranks):
-    for rank, said in enumerate(ranks.run(complaint, ("fully_sharded", 25, {}))):
-        assert said.startswith(f"rank {rank}: 25 rows cannot be shared equally")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from ddp_course import launch
-from ddp_course.beyond import one_process
+from ddp_course.beyond import fully_sharded, one_process, pipeline, sharded_optimizer
+from ddp_course.beyond.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from tests.beyond.strategies_on_ranks import TOLERANCE, alone, network, off_by, rows, trained
+from tests.refusals import message_of
 
 STRATEGIES = ("sharded_optimizer", "fully_sharded", "tensor_parallel", "pipeline")
 
@@ -26,6 +29,27 @@ def test_shares_of_rows():
     assert torch.cat([one_process.my_rows(x, rank, 3) for rank in range(3)]).equal(x)
     with pytest.raises(ValueError, match="rank 1: 6 rows cannot be shared equally by 4 ranks"):
         one_process.my_rows(x, 1, 4)
+
+
+def complaints(rank: int, world_size: int) -> list[str]:
+    return [
+        message_of(lambda: fully_sharded.train_steps(rank, world_size, network(), *rows(25))),
+        message_of(lambda: sharded_optimizer.train_steps(rank, world_size, network(), *rows(25))),
+        message_of(lambda: pipeline.train_steps(rank, world_size, network(), *rows(24), micro_batches=7)),
+        message_of(lambda: ColumnParallelLinear(nn.Linear(12, 5))),
+        message_of(lambda: RowParallelLinear(nn.Linear(7, 12))),
+    ]
+
+
+@pytest.mark.timeout(60)
+def test_what_cannot_be_shared_is_refused(ranks):
+    found = ranks.run(complaints)
+    shared = f"cannot be shared equally by {len(found)} ranks"
+    for rank, said in enumerate(found):
+        expected = [f"25 rows {shared}"] * 2 + ["24 rows cannot be cut into 7 equal micro-batches"]
+        expected += [f"5 output features {shared}", f"7 input features {shared}"]
+        for sentence, start in zip(said, expected, strict=True):
+            assert sentence.startswith(f"ValueError: rank {rank}: {start}")
 
 
 def every_strategy(rank: int, world_size: int) -> dict[str, one_process.Trained]:

@@ -179,31 +179,26 @@ def test_a_full_disk_is_known_to_every_rank_at_the_next_call(two_ranks, tmp_path
     assert sorted(os.listdir(tmp_path)) == [".writer", "step-0000000001.pt", "step-0000000004.pt"]
 
 
-def folder_is_gone(rank: int, world_size: int, folder: Path) -> str:
-    (folder / "file").touch() if rank == 0 else None
-    with Checkpointer(folder / "file" / "run") as checkpoints:
-        checkpoints.save_later({"step": 7}, 7)
-        try:
-            checkpoints.finish()
-        except CheckpointError as error:
-            return str(error)
+def failing(rank: int, world_size: int, folder: Path, no_memory: bool) -> str:
+    """Return what `finish` raises of a save in a folder that cannot be made, or whose copy finds no memory."""
 
+    def no_room(state: dict) -> dict:
+        raise MemoryError("too large")
 
-def no_memory_for_the_copy(rank: int, world_size: int, folder: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as monkeypatch, Checkpointer(folder) as checkpoints:
-        monkeypatch.setattr(checkpoint, "copied_to_cpu", lambda state: (_ for _ in ()).throw(MemoryError("too large")))
-        checkpoints.save_later({"step": 5} if rank == 0 else None, 5)
+        monkeypatch.setattr(checkpoint, "copied_to_cpu", no_room if no_memory else copied_to_cpu)
+        checkpoints.save_later({"step": 7} if rank == 0 else None, 7)
         try:
             checkpoints.finish()
         except (CheckpointError, MemoryError) as error:
-            return [type(error).__name__, str(error)]
+            return f"{type(error).__name__}: {error}"
 
 
 def test_other_failures_of_the_writer_are_everybodys_too(two_ranks, tmp_path):
-    zero, one = two_ranks.run(folder_is_gone, args=(tmp_path,))
-    assert zero.startswith(f"cannot write into {tmp_path}/file/run: ")
-    assert one == f"rank 0 could not save step 7: CheckpointError: {zero}"
-    assert two_ranks.run(no_memory_for_the_copy, args=(tmp_path,)) == [
-        ["MemoryError", "too large"],
-        ["CheckpointError", "rank 0 could not save step 5: MemoryError: too large"],
-    ]
+    (tmp_path / "file").touch()
+    for folder, no_memory, said in (
+        (tmp_path / "file" / "run", False, f"CheckpointError: cannot write into {tmp_path}/file/run: "),
+        (tmp_path, True, "MemoryError: too large"),
+    ):
+        zero, one = two_ranks.run(failing, args=(folder, no_memory))
+        assert zero.startswith(said) and one == f"CheckpointError: rank 0 could not save step 7: {zero}"

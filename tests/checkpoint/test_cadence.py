@@ -20,10 +20,10 @@ GO_ON, SAVE, STOP = (int(wish) for wish in Wish)
 # --- Two ranks -------------------------------------------------------------------------------------
 
 
-def wishes(rank: int, world_size: int, sent: dict, **settings) -> list[int]:
+def wishes(rank: int, world_size: int, sent: dict, steps: int) -> list[int]:
     """Return what this rank was told in steps 1 to 6; `sent` has the signals by rank and step."""
     told = []
-    with Cadence(**settings) as cadence:
+    with Cadence(steps=steps) as cadence:
         for step in range(1, 7):
             for number in sent.get((rank, step), ()):
                 signal.raise_signal(number)
@@ -50,11 +50,7 @@ def wishes(rank: int, world_size: int, sent: dict, **settings) -> list[int]:
     ],
 )
 def test_both_ranks_do_at_the_same_step_what_one_was_asked_to(two_ranks, sent, steps, expected):
-    assert two_ranks.run(cadence_with_signals, args=(sent, steps)) == [expected] * 2
-
-
-def cadence_with_signals(rank: int, world_size: int, sent: dict, steps: int) -> list[int]:
-    return wishes(rank, world_size, sent, steps=steps)
+    assert two_ranks.run(wishes, args=(sent, steps)) == [expected] * 2
 
 
 def by_planted_clocks(rank: int, world_size: int, clocks: list[list[float]], steps: int) -> list[int]:

@@ -69,25 +69,6 @@ def test_foreign_files_are_left_alone_and_own_leftovers_removed(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([*foreign, ".writer", "step-0000000004.pt"])
 
 
-def test_a_damaged_latest_is_passed_over_loudly(three):
-    tear(three / "step-0000000030.pt")
-    (three / "step-0000000020.pt").write_bytes(b"foreign")
-    with pytest.warns(UserWarning) as said:
-        found = Checkpointer(three).load_latest()
-    assert (found.step, found.state["step"], len(found.passed_over)) == (10, 10, 2)
-    assert "step-0000000030.pt is not a whole checkpoint: it breaks off after" in str(said[0].message)
-    assert "step-0000000020.pt is not a whole checkpoint: it does not begin" in str(said[1].message)
-
-
-def test_a_run_never_begins_anew_because_all_checkpoints_are_damaged(three):
-    for path in three.glob("step-*.pt"):
-        tear(path)
-    with pytest.warns(UserWarning), pytest.raises(CheckpointError) as caught:
-        Checkpointer(three).load_latest()
-    assert str(caught.value).startswith(f"no checkpoint in {three} can be used:\n")
-    assert [step in str(caught.value) for step in ("0010.pt", "0020.pt", "0030.pt")] == [True] * 3
-
-
 def test_a_run_that_goes_back_sets_the_later_ones_aside(three):
     tear(three / "step-0000000030.pt")
     with Checkpointer(three) as checkpoints:
@@ -171,37 +152,22 @@ def test_several_ranks_without_a_group_are_refused(tmp_path, monkeypatch):
         Checkpointer(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot write into .*file/run"):
-        Checkpointer(tmp_path / "file" / "run").save(state_at(1), 1)
-
-
 # --- A hundred kills -------------------------------------------------------------------------------
-
-
-def kill_writers(folder, kills: int, seed: int, way: str) -> dict:
-    command = [sys.executable, "-m", "tests.checkpoint.kill_writers", folder, str(kills), str(seed), way]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 def test_a_writer_killed_at_100_random_moments_always_leaves_the_newest_whole(tmp_path):
-    report = kill_writers(tmp_path, 100, seed := int.from_bytes(os.urandom(4)), "checkpointer")
+    seed = int.from_bytes(os.urandom(4))
+    command = [sys.executable, "-m", "tests.checkpoint.kill_writers", tmp_path, "100", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
     print(f"seed {seed}: {report}")  # shown if it fails
     assert (report["bad"], report["back"]) == ([], 0)
     assert report["unfinished"] >= 10  # so many kills fell into the middle of a write
     assert sum(name.endswith(".unfinished") for name in report["left"]) <= 1  # each writer clears up after the last
     last = report["last"]
     assert report["files"] == [".writer", f"step-{last:010d}.pt", f"step-{last + 1:010d}.pt"]
-
-
-@pytest.mark.slow
-def test_the_same_kills_tear_what_torch_save_writes_to_the_final_name(tmp_path):
-    report = kill_writers(tmp_path, 30, 1, "plain")
-    assert len(report["bad"]) >= 5
 
 
 # --- Two ranks -------------------------------------------------------------------------------------
@@ -217,11 +183,15 @@ def test_rank_0_writes_and_every_rank_finds_it_at_once(two_ranks, tmp_path):
     assert two_ranks.run(on_ranks.save_then_look, args=(tmp_path,)) == [expected] * 2
 
 
-def test_all_ranks_fall_back_to_the_same_one_and_rank_0_says_so(two_ranks, three):
+def test_damaged_files_are_passed_over_by_all_ranks_and_rank_0_says_so(two_ranks, three):
     tear(three / "step-0000000030.pt")
+    (three / "step-0000000020.pt").write_bytes(b"foreign")
     (outcome, said), other = two_ranks.run(on_ranks.load_with_warnings, args=([three] * 2,))
-    assert outcome[:2] == (20, 20) and "step-0000000030.pt is not a whole checkpoint" in outcome[2][0]
-    assert said == [f"checkpoint passed over: {outcome[2][0]}"]
+    step, in_it, passed_over = outcome
+    assert (step, in_it, len(passed_over)) == (10, 10, 2)
+    assert "step-0000000030.pt is not a whole checkpoint: it breaks off after" in passed_over[0]
+    assert "step-0000000020.pt is not a whole checkpoint: it does not begin" in passed_over[1]
+    assert said == [f"checkpoint passed over: {each}" for each in passed_over]
     assert other == (outcome, [])
 
 
@@ -240,7 +210,8 @@ def test_no_rank_begins_anew_when_all_are_damaged(two_ranks, three):
     for path in three.glob("step-*.pt"):
         tear(path)
     outcomes = [outcome for outcome, _ in two_ranks.run(on_ranks.load_with_warnings, args=([three] * 2,))]
-    assert outcomes[0] == outcomes[1] and outcomes[0].startswith(f"no checkpoint in {three} can be used")
+    assert outcomes[0] == outcomes[1] and outcomes[0].startswith(f"no checkpoint in {three} can be used:\n")
+    assert all(step in outcomes[0] for step in ("0010.pt", "0020.pt", "0030.pt"))
 
 
 def test_a_failed_save_is_known_to_every_rank_and_harms_nothing(two_ranks, tmp_path):

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from ddp_course import launch
 from ddp_course.checkpoint.folder import CheckpointError, load_checkpoint, save_checkpoint
 from ddp_course.checkpoint.state import bare, capture_state, load_model, restore_state, rng_state, set_rng_state
 from tests.checkpoint import folder_on_ranks as on_ranks
@@ -135,8 +134,8 @@ def test_without_any_one_part_it_is_another_run(two_ranks, saved, uninterrupted,
     assert resumed[0][1] != uninterrupted[0][1]
 
 
-def test_another_world_size_gets_all_but_the_generators_and_says_so(saved):
-    (found,) = launch(on_ranks.go_on_alone, 1, args=(saved,), start_method="forkserver", quiet=True)
+def test_another_world_size_gets_all_but_the_generators_and_says_so(ranks, saved):
+    (found,) = ranks(1).run(on_ranks.go_on_alone, args=(saved,))
     note, sampler, untouched, scheduler_steps = found
     assert note.startswith("saved by 2 ranks, resumed by 1: the random generators belong to the old ranks")
     assert (sampler["epoch"], sampler["consumed"]) == (1, 24)  # two steps of two ranks; goes on there, on one

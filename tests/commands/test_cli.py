@@ -106,17 +106,31 @@ def test_every_option_arrives_as_its_own_type():
     )
 
 
+STARTED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """No launcher has started this process."""
+    for name in STARTED:
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.mark.parametrize(
-    ("argv", "sentence"),
+    ("environ", "argv", "sentence"),
     [
-        (["--epochs", "0"], "epochs=0: must be at least 1"),
-        (["--resume"], "resume needs a checkpoint"),
-        (["--world-size", "0"], "world_size=0"),
-        (["--model", "gpt"], "invalid choice: 'gpt'"),
+        ({}, ["--epochs", "0"], "epochs=0: must be at least 1"),
+        ({}, ["--resume"], "resume needs a checkpoint"),
+        ({}, ["--world-size", "0"], "world_size=0"),
+        ({}, ["--model", "gpt"], "invalid choice: 'gpt'"),
+        ({}, ["policy", "--horizon=1"], "horizon=1: must be"),
+        ({"RANK": "0"}, [], "WORLD_SIZE is not set"),
+        (STARTED, ["--world-size", "4"], "--world-size 4, but the launcher has started 2 ranks"),
     ],
 )
-def test_a_wrong_option_is_a_sentence_and_status_2(argv, sentence, monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_wrong_option_is_a_sentence_and_status_2(environ, argv, sentence, by_hand, monkeypatch, capsys):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", *argv])
     assert ended.value.code == 2
@@ -124,45 +138,21 @@ def test_a_wrong_option_is_a_sentence_and_status_2(argv, sentence, monkeypatch, 
     assert sentence in told and "Traceback" not in told
 
 
-def test_variables_of_half_a_launcher_are_a_sentence_and_status_2(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train"])
-    assert ended.value.code == 2
-    assert "WORLD_SIZE is not set" in capsys.readouterr().err
-
-
-def test_a_world_size_that_contradicts_the_launcher_is_refused(monkeypatch, capsys):
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", "--world-size", "4"])
-    assert ended.value.code == 2
-    assert "--world-size 4, but the launcher has started 2 ranks" in capsys.readouterr().err
-
-
-def failing_launch(error_type: str, message: str):
+@pytest.mark.parametrize(
+    ("error_type", "told"),
+    [("DatasetError", "mnist is not in ...\n"), ("ZeroDivisionError", "the whole report\n\nWhere the ranks were:\n")],
+)
+def test_a_known_failure_on_the_ranks_is_one_sentence_and_any_other_the_whole_report(
+    error_type, told, by_hand, monkeypatch, capsys
+):
     def launch(*args, **kwargs):
         error = RankError("raised", 1, "the whole report", [])
-        error.error_type, error.message = error_type, message
+        error.error_type, error.message = error_type, "mnist is not in ..."
         raise error
 
-    return launch
-
-
-def test_a_known_failure_on_the_ranks_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(program, "start_ranks", failing_launch("DatasetError", "mnist is not in ..."))
+    monkeypatch.setattr(program, "start_ranks", launch)
     assert cli.main(["train"]) == 1
-    assert capsys.readouterr().err == "mnist is not in ...\n"
-
-
-def test_any_other_failure_on_the_ranks_is_the_whole_report(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(program, "start_ranks", failing_launch("ZeroDivisionError", "division by zero"))
-    assert cli.main(["train"]) == 1
-    assert capsys.readouterr().err.startswith("the whole report")
+    assert capsys.readouterr().err == told
 
 
 def results(*checksums: str, stopped: bool = False) -> list[Result]:
@@ -182,15 +172,13 @@ def test_the_summary_shows_each_ranks_loss_beside_the_reduced_one():
     assert lines[-1] == "the replicas are equal: aa"
 
 
-def test_a_run_that_was_stopped_says_how_to_go_on_and_ends_as_sigterm_would(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_run_that_was_stopped_says_how_to_go_on_and_ends_as_sigterm_would(by_hand, monkeypatch, capsys):
     monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "aa", stopped=True))
     assert cli.main(["train"]) == 143
     assert "stopped by a signal after step 8, saved; go on with --resume" in capsys.readouterr().out
 
 
-def test_replicas_that_differ_are_a_failure(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
+def test_replicas_that_differ_are_a_failure(by_hand, monkeypatch, capsys):
     monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "bb"))
     assert cli.main(["train"]) == 1
     assert "THE REPLICAS DIFFER: rank 0 aa, rank 1 bb" in capsys.readouterr().out

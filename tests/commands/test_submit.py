@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import yaml
 from ddp_course.checkpoint.folder import Checkpointer
 from ddp_course.commands import submit
 from ddp_course.launcher import janitor
+from tests.waiting import wait_for
 
 SLURM = ["--slurm", "--checkpoint", "/shared/run7"]
 K8S = ["--k8s", "--checkpoint", "/checkpoints", "--image", "registry.example/course:1"]
@@ -120,22 +119,10 @@ FIELDS = {
     "kind": str,
     "metadata": {"name": str},
     "spec": {
-        "runPolicy": {
-            "cleanPodPolicy": str,
-            "ttlSecondsAfterFinished": int,
-            "activeDeadlineSeconds": int,
-            "backoffLimit": int,
-            "suspend": bool,
-        },
-        "elasticPolicy": {
-            "minReplicas": int,
-            "maxReplicas": int,
-            "rdzvBackend": str,
-            "rdzvPort": int,
-            "rdzvHost": str,
-            "rdzvId": str,
-            "maxRestarts": int,
-        },
+        "runPolicy": {"cleanPodPolicy": str, "suspend": bool}
+        | dict.fromkeys(("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"), int),
+        "elasticPolicy": dict.fromkeys(("minReplicas", "maxReplicas", "rdzvPort", "maxRestarts"), int)
+        | dict.fromkeys(("rdzvBackend", "rdzvHost", "rdzvId"), str),
         "pytorchReplicaSpecs": {"Worker": {"replicas": int, "restartPolicy": str, "template": {"spec": dict}}},
     },
 }
@@ -243,23 +230,13 @@ def job_with_a_free_port() -> int:
 @pytest.mark.timeout(240)
 def test_a_job_that_is_told_to_stop_saves_and_goes_on_from_there(capsys, tmp_path):
     checkpoints = tmp_path / "check points"
-    words = [
-        "--slurm",
-        "--checkpoint",
-        str(checkpoints),
-        "--gpus-per-node",
-        "0",
-        "--cpus-per-rank",
-        "1",
-        "--grace",
-        "40",
-    ]
-    words += ["--python", sys.executable, "--", "--json", "--keep", "1000"]
-    script = written(capsys, *words, "--epochs", "200")
+    where = ["--checkpoint", str(checkpoints), "--gpus-per-node=0", "--cpus-per-rank=1", "--grace=40"]
+    words = ["--slurm", *where, "--python", sys.executable, "--", "--json", "--keep=1000", "--epochs=200"]
+    script = written(capsys, *words)
     variables = cluster(tmp_path)
     job = start(script, variables)
     try:
-        wait_for(lambda: Checkpointer(checkpoints).steps(), job)
+        wait_for(lambda: Checkpointer(checkpoints).steps(), lambda: job.poll() is None, "no checkpoint")
         job.send_signal(signal.SIGTERM)  # as SLURM does with --signal=B:TERM, to this script only
         out, _ = job.communicate(timeout=100)
     finally:
@@ -272,7 +249,7 @@ def test_a_job_that_is_told_to_stop_saves_and_goes_on_from_there(capsys, tmp_pat
     (tmp_path / "agents").unlink()
     (tmp_path / "requeued").unlink()
     epochs = stopped_at // 45 + 2  # 1437 rows, two ranks with batches of 16: 45 steps an epoch
-    job = start(script.replace("--epochs 200", f"--epochs {epochs}"), variables)
+    job = start(script.replace("--epochs=200", f"--epochs={epochs}"), variables)
     try:
         out, _ = job.communicate(timeout=100)
     finally:
@@ -286,9 +263,8 @@ def test_a_job_that_is_told_to_stop_saves_and_goes_on_from_there(capsys, tmp_pat
 
 
 def start(script: str, variables: dict[str, str]) -> subprocess.Popen:
-    pipe = subprocess.PIPE
-    command = ["bash", "-c", script]
-    return subprocess.Popen(command, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(["bash", "-c", script], env=variables, **pipes)
 
 
 def end(job: subprocess.Popen) -> None:
@@ -296,11 +272,3 @@ def end(job: subprocess.Popen) -> None:
     janitor.kill_marked(MARK)
     job.kill()
     job.communicate()
-
-
-def wait_for(condition, job: subprocess.Popen, limit_s: float = 100) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert job.poll() is None, job.communicate()[0]
-        assert time.monotonic() < deadline, shlex.join(job.args)
-        time.sleep(0.05)

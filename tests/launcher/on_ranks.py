@@ -55,6 +55,7 @@ def threads(rank, world_size):
 
 
 def raise_on_one(rank, world_size):
+    print("last words of", rank)
     dist.all_reduce(torch.ones(2))
     if rank == 1:
         raise KeyError("missing weight")
@@ -71,73 +72,12 @@ def raise_on_one_in_step(rank, world_size):
         raise ValueError("only me")
 
 
-def caused(rank, world_size):
-    try:
-        {}["key"]
-    except KeyError as error:
-        raise RuntimeError("no such weight") from error
-
-
-def leave_by_exit(rank, world_size):
-    if rank == 1:
-        sys.exit("done early")
-
-
-def die_by_signal(rank, world_size, number):
-    if rank == 1:
-        os.kill(os.getpid(), number)
-    dist.all_reduce(torch.ones(2))
-
-
-def die_by_exit(rank, world_size):
-    if rank == 0:
-        os._exit(7)
-    dist.all_reduce(torch.ones(2))
-
-
 def skip_third(rank, world_size):
     x = torch.ones(1000)
     for step in range(4):
         if rank == 2 and step == 2:
             return  # never enters the third
         dist.all_reduce(x)
-
-
-def loop_before_third(rank, world_size):
-    x = torch.ones(1000)
-    for step in range(4):
-        while rank == 2 and step == 2:
-            pass  # busy, and never enters the third
-        dist.all_reduce(x)
-
-
-def hold_the_interpreter(rank, world_size):
-    if rank == 1:
-        re.match(r"(a+)+$", "a" * 50 + "b")  # no other Python thread of this rank can run
-    dist.all_reduce(torch.ones(1))
-
-
-def other_order(rank, world_size):
-    x = torch.ones(4)
-    dist.all_reduce(x)
-    if rank == 0:
-        dist.broadcast(x, 0)
-    else:
-        dist.all_reduce(x)
-
-
-def other_shape(rank, world_size):
-    dist.all_reduce(torch.ones(4 + rank))
-
-
-def hang_in_subgroup(rank, world_size):
-    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # torch gives each 30 minutes
-    mine = halves[rank // 2]
-    dist.all_reduce(torch.ones(3), group=mine)
-    if rank == 2:
-        dist.all_reduce(torch.ones(3), group=mine)
-    while rank == 3:
-        time.sleep(0.01)
 
 
 def loop_forever(rank, world_size):
@@ -258,26 +198,8 @@ def slow_but_in_time(rank, world_size, pause_s):
     return rank
 
 
-class Unreadable:
-    """Can be sent, but not rebuilt."""
-
-    def __reduce__(self):
-        return int, ("not a number",)
-
-
-def return_unreadable(rank, world_size):
-    return Unreadable()
-
-
 def leave_a_group_open(rank, world_size):
     dist.init_process_group("gloo")
     if rank == 0:
         dist.destroy_process_group()
     return rank
-
-
-def leave_while_others_talk(rank, world_size):
-    if rank == 0:
-        dist.destroy_process_group()
-        return
-    dist.all_reduce(torch.ones(2))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import warnings
+from concurrent.futures import ProcessPoolExecutor
 
 import psutil
 import pytest
 
-from ddp_course import RankError, RankPool
+from ddp_course import RankError, RankPool, launch
 from tests.launcher import on_ranks
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,22 +87,25 @@ def test_every_socket_is_on_loopback_while_ranks_run():
         assert bool(ours) == (rendezvous == "env")
 
 
+def trained(i: int) -> list[float]:
+    """Train on new ranks; their number, and the way that they are started, depend on `i`."""
+    warnings.simplefilter("error", RuntimeWarning)  # a rank that aborts after its work was done
+    world_size, settings = 2 + i % 3, {"start_method": "forkserver" if i else "spawn", "quiet": True}
+    if i % 2:
+        with RankPool(world_size, **settings) as ranks:
+            assert ranks.run(on_ranks.add_ranks)[0][0] == sum(range(world_size))
+            answers = ranks.run(on_ranks.train_ddp)
+    else:
+        answers = launch(on_ranks.train_ddp, world_size, **settings)
+    assert all(answer == answers[0] for answer in answers)
+    return answers[0]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.filterwarnings("error::RuntimeWarning")  # a rank that aborts after its work was done
 def test_two_hundred_launches_in_a_row():
-    from ddp_course import launch
-
-    expected = {}
-    for i in range(200):
-        world_size = 2 + i % 3
-        start_method = "spawn" if i % 50 == 0 else "forkserver"
-        if i % 2:
-            with RankPool(world_size, start_method=start_method, quiet=True) as ranks:
-                assert ranks.run(on_ranks.add_ranks)[0][0] == sum(range(world_size))
-                answers = ranks.run(on_ranks.train_ddp)
-        else:
-            answers = launch(on_ranks.train_ddp, world_size, start_method=start_method, quiet=True)
-        assert all(answer == answers[0] for answer in answers)
-        assert answers[0] == expected.setdefault(world_size, answers[0])
+    """By two processes: a launch is mostly waiting."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as launchers:
+        found = list(launchers.map(trained, range(200)))
+    assert all(answer == found[i % 3] for i, answer in enumerate(found))

@@ -183,10 +183,19 @@ def test_ipython_shows_the_report_alone():
 
 
 @pytest.mark.parametrize(
-    ("code", "says"), [(-9, "killed by SIGKILL"), (-6, "killed by SIGABRT"), (3, "exit status 3"), (0, "exit status 0")]
+    ("code", "says"),
+    [
+        (-9, "killed by SIGKILL"),
+        (-6, "killed by SIGABRT"),
+        (-11, "killed by SIGSEGV"),
+        (-15, "killed by SIGTERM"),
+        (3, "exit status 3"),
+        (0, "exit status 0"),
+    ],
 )
 def test_exit_codes_are_explained(code, says):
     assert says in report.why_died(code)
+    assert ("memory" in report.why_died(code)) == (code == -9)
 
 
 def test_bytes_are_counted_from_shape_and_dtype():

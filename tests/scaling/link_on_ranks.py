@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.parallel import BucketedDDP
 from ddp_course.scaling.link import LINKS, Link, SimulatedLink
+from tests.refusals import message_of
 
 QUICK = Link("quick", 1e-5, 1e9)
 LIMIT_S = 20.0
@@ -136,33 +137,16 @@ def closed_early(rank, world_size):
     dist.all_reduce(real)  # the two before it are done for real, or nearly so
     link.close()
     link.close()
-    said = []
-    for future in futures:
-        try:
-            future.wait()
-        except RuntimeError as error:
-            said.append(str(error))
-    try:
-        link.all_reduce(torch.zeros(1))
-    except RuntimeError as error:
-        said.append(str(error))
-    return said
+    return [*map(message_of, (future.wait for future in futures)), message_of(lambda: link.all_reduce(torch.zeros(1)))]
 
 
 def refusals(rank, world_size):
     """What attach and the constructor say to what they cannot take."""
-    said = []
     other = dist.new_group(list(range(world_size)))
     with SimulatedLink(LINKS["10gbe"]) as link:
-        for replica in (model(), BucketedDDP(model(), process_group=other)):
-            try:
-                link.attach(replica)
-            except (TypeError, ValueError) as error:
-                said.append(f"{type(error).__name__}: {error}")
-    try:
-        SimulatedLink(LINKS["10gbe"], algorithm="star")
-    except ValueError as error:
-        said.append(f"ValueError: {error}")
+        replicas = model(), BucketedDDP(model(), process_group=other)
+        said = [message_of(lambda replica=replica: link.attach(replica)) for replica in replicas]
+    said.append(message_of(lambda: SimulatedLink(LINKS["10gbe"], algorithm="star")))
     dist.barrier()
     dist.destroy_process_group(other)
     return said

@@ -92,12 +92,13 @@ def test_waiting_costs_no_cpu_and_leaves_no_thread(two_ranks):
 
 
 @pytest.mark.timeout(60)
-def test_closing_early_is_said_to_whoever_waits(two_ranks):
+def test_closing_early_is_said_to_whoever_waits_and_no_file_is_left(two_ranks):
+    before = set(glob.glob(f"{tempfile.gettempdir()}/ddp_course_link_*"))
     for rank, said in enumerate(two_ranks.run(on_ranks.closed_early)):
-        for number in range(2):
-            expected = f"rank {rank}: the simulated stopped, ring of 2 was closed before message {number} had arrived"
-            assert said[number] == expected
-        assert said[2] == f"rank {rank}: the simulated stopped, ring of 2 is closed; train inside its `with` block"
+        closed = f"RuntimeError: rank {rank}: the simulated stopped, ring of 2"
+        assert said[:2] == [f"{closed} was closed before message {number} had arrived" for number in range(2)]
+        assert said[2] == f"{closed} is closed; train inside its `with` block"
+    assert set(glob.glob(f"{tempfile.gettempdir()}/ddp_course_link_*")) <= before
 
 
 @pytest.mark.timeout(60)
@@ -106,10 +107,3 @@ def test_what_cannot_be_attached_is_refused(two_ranks):
         assert said[0] == "TypeError: expected BucketedDDP or DistributedDataParallel, found Sequential"
         assert said[1].startswith(f"ValueError: rank {rank}: the replica's process group is not the link's")
         assert said[2] == "ValueError: algorithm 'star' is not known; choose from ring, tree"
-
-
-@pytest.mark.timeout(60)
-def test_no_file_is_left(two_ranks):
-    before = set(glob.glob(f"{tempfile.gettempdir()}/ddp_course_link_*"))
-    two_ranks.run(on_ranks.closed_early)
-    assert set(glob.glob(f"{tempfile.gettempdir()}/ddp_course_link_*")) <= before

@@ -27,18 +27,48 @@ def talk(prediction):
     return [(span.start_s, span.end_s) for span in prediction.spans if span.lane == "all-reduce"]
 
 
-def test_all_but_the_last_bucket_is_hidden_where_the_link_is_quick():
-    found = predict(FOUR, EACH, 2, of(0.5))
-    assert talk(found) == [(3.0, 3.5), (4.0, 4.5), (5.0, 5.5), (6.0, 6.5)]
-    assert (found.step_s, found.exposed_s, found.hidden_s) == (7.5, 0.5, 1.5)
-    assert "The last bucket bounds the step" in found.bound
+LONGER = dataclasses.replace(FOUR, backward_s=5.0)
+COSTLY = dataclasses.replace(FOUR, launch_s=0.25, busy_s_per_byte=0.0025)
+LATER = dataclasses.replace(FOUR, finish_s=0.25)
+FROZEN = Profile(2.0, (), 4.0, 1.0)
 
 
-def test_buckets_queue_where_the_link_is_slow():
-    found = predict(FOUR, EACH, 2, of(2.0))
-    assert talk(found) == [(3.0, 5.0), (5.0, 7.0), (7.0, 9.0), (9.0, 11.0)]
-    assert (found.step_s, found.exposed_s, found.hidden_s) == (12.0, 5.0, 3.0)
-    assert "bandwidth bounds the step" in found.bound
+@pytest.mark.parametrize("profile, plan, seconds, talking, sums", [
+    pytest.param(FOUR, EACH, 0.5, [(3.0, 3.5), (4.0, 4.5), (5.0, 5.5), (6.0, 6.5)], (7.5, 0.5, 1.5), id="quick link"),
+    pytest.param(FOUR, EACH, 2.0, [(3.0, 5.0), (5.0, 7.0), (7.0, 9.0), (9.0, 11.0)], (12.0, 5.0, 3.0), id="slow link"),
+    pytest.param(FOUR, [list("dcba")], 0.5, [(6.0, 8.0)], (9.0, 2.0, 0.0), id="one bucket"),
+    pytest.param(FOUR, 400, 0.5, [(6.0, 8.0)], (9.0, 2.0, 0.0), id="one bucket by its cap"),
+    pytest.param(LONGER, EACH, 1.0, [(3.0, 4.0), (4.0, 5.0), (5.0, 6.0), (6.0, 7.0)], (8.0, 0.0, 4.0), id="hidden"),
+    pytest.param(FROZEN, [], 1.0, [], (7.0, 0.0, 0.0), id="frozen"),
+    # "a" is there last, and the second bucket waits for the first.
+    pytest.param(FOUR, [["d", "a"], ["c", "b"]], 0.25, [(6.0, 6.5), (6.5, 7.0)], (8.0, 1.0, 0.0), id="by the plan"),
+    # Each of the first three delays all that comes later by half a second; after the last nothing comes.
+    pytest.param(COSTLY, EACH, 0.5, [(3.0, 3.5), (4.5, 5.0), (6.0, 6.5), (7.5, 8.0)], (9.0, 0.5, 1.5), id="processor"),
+    pytest.param(LATER, EACH, 0.5, [(3.0, 3.5), (4.0, 4.5), (5.0, 5.5), (6.0, 6.5)], (7.75, 0.5, 1.5), id="finish"),
+])  # fmt: skip
+def test_a_step_of_two_ranks(profile, plan, seconds, talking, sums):
+    found = predict(profile, plan, 2, of(seconds), first_cap_bytes=1e9)
+    assert talk(found) == talking
+    assert (found.step_s, found.exposed_s, found.hidden_s) == sums
+
+
+@pytest.mark.parametrize("profile", [dataclasses.replace(FOUR, launch_s=1.0), LATER, FROZEN])
+def test_one_rank_sends_nothing(profile):
+    found = predict(profile, EACH if profile.gradients else [], 1, of(1.0))
+    assert (found.step_s, found.exposed_s, found.hidden_s, talk(found)) == (7.0, 0.0, 0.0, [])
+    assert profile is FROZEN or "one rank has nobody to talk to" in found.bound
+
+
+def test_what_comes_after_the_last_arrival_is_waiting():
+    found = predict(LATER, EACH, 2, of(0.5))
+    assert [(s.start_s, s.end_s) for s in found.spans if s.lane == "waiting"] == [(6.0, 6.75)]
+
+
+def test_accumulation_communicates_in_the_last_pass_only():
+    found = predict(FOUR, EACH, 2, of(0.5), accumulation=3)
+    assert talk(found)[0] == (15.0, 15.5) and len(talk(found)) == 4
+    assert (found.step_s, found.exposed_s) == (3 * 6 + 0.5 + 1, 0.5)
+    assert [span.start_s for span in found.spans if span.lane == "backward"] == [2.0, 8.0, 14.0]
 
 
 def test_a_bucket_takes_the_longer_of_the_links_time_and_the_machines_own():
@@ -51,62 +81,6 @@ def test_a_bucket_takes_the_longer_of_the_links_time_and_the_machines_own():
     assert predict(profile, EACH, 1, of(1.5)).step_s == 7.0
 
 
-def test_one_bucket_hides_nothing():
-    for plan in ([list("dcba")], 400, 1e9):
-        found = predict(FOUR, plan, 2, of(0.5), first_cap_bytes=1e9)
-        assert talk(found) == [(6.0, 8.0)]
-        assert (found.step_s, found.exposed_s, found.hidden_s) == (9.0, 2.0, 0.0)
-
-
-def test_everything_is_hidden_where_the_model_computes_on_after_the_last_gradient():
-    longer = Profile(2.0, FOUR.gradients, 5.0, 1.0)
-    found = predict(longer, EACH, 2, of(1.0))
-    assert (found.step_s, found.exposed_s, found.hidden_s) == (8.0, 0.0, 4.0)
-    assert found.bound == "Computing bounds the step: 100% of the communication is hidden behind it."
-
-
-def test_one_rank_sends_nothing():
-    costly = Profile(2.0, FOUR.gradients, 4.0, 1.0, launch_s=1.0)
-    found = predict(costly, EACH, 1, of(1.0))
-    assert (found.step_s, found.exposed_s, found.hidden_s, talk(found)) == (7.0, 0.0, 0.0, [])
-    assert "one rank has nobody to talk to" in found.bound
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_frozen_model_sends_nothing(world_size):
-    found = predict(Profile(2.0, (), 4.0, 1.0), [], world_size, of(1.0))
-    assert (found.step_s, found.exposed_s, found.hidden_s, talk(found)) == (7.0, 0.0, 0.0, [])
-
-
-def test_accumulation_communicates_in_the_last_pass_only():
-    found = predict(FOUR, EACH, 2, of(0.5), accumulation=3)
-    assert talk(found)[0] == (15.0, 15.5) and len(talk(found)) == 4
-    assert (found.step_s, found.exposed_s) == (3 * 6 + 0.5 + 1, 0.5)
-    assert [span.start_s for span in found.spans if span.lane == "backward"] == [2.0, 8.0, 14.0]
-
-
-def test_buckets_leave_in_the_order_of_the_plan():
-    # "a" is there last, and the second bucket waits for the first.
-    found = predict(FOUR, [["d", "a"], ["c", "b"]], 2, of(0.25))
-    assert talk(found) == [(6.0, 6.5), (6.5, 7.0)]
-
-
-def test_what_a_bucket_takes_from_the_processor_delays_the_gradients_after_it():
-    costly = Profile(2.0, FOUR.gradients, 4.0, 1.0, launch_s=0.25, busy_s_per_byte=0.0025)
-    found = predict(costly, EACH, 2, of(0.5))
-    # Each of the first three delays all that comes later by half a second; after the last nothing comes.
-    assert [start for start, _ in talk(found)] == [3.0, 4.5, 6.0, 7.5]
-    assert (found.step_s, found.exposed_s) == (9.0, 0.5)
-
-
-def test_what_comes_after_the_last_arrival_lengthens_the_step_of_more_than_one_rank():
-    later = Profile(2.0, FOUR.gradients, 4.0, 1.0, finish_s=0.25)
-    found = predict(later, EACH, 2, of(0.5))
-    assert (found.step_s, found.exposed_s) == (7.75, 0.5)
-    assert [(s.start_s, s.end_s) for s in found.spans if s.lane == "waiting"] == [(6.0, 6.75)]
-    assert predict(later, EACH, 1, of(0.5)).step_s == 7.0
-
-
 def test_ring_and_tree_cost_what_they_cost_elsewhere():
     link = Link("test", 0.125, 100.0)
     ring, tree = (predict(FOUR, [list("dcba")], 4, link, algorithm) for algorithm in ("ring", "tree"))
@@ -114,16 +88,21 @@ def test_ring_and_tree_cost_what_they_cost_elsewhere():
     assert tree.exposed_s == pytest.approx(4 * (0.125 + 4.0))
 
 
-def test_latency_is_named_where_it_bounds():
-    found = predict(FOUR, EACH, 2, Link("far", 5.0, 1e9))
-    assert found.bound == ("Latency bounds the step: 4 buckets pay it one by one; larger buckets pay it less often.")
-    found = predict(FOUR, 1e9, 2, Link("far", 5.0, 1e9), first_cap_bytes=1e9)
-    assert found.bound == "Latency bounds the step, though one bucket pays it only once: send it in fewer rounds."
+def one_bucket(link: Link):
+    return predict(FOUR, 1e9, 2, link, first_cap_bytes=1e9).bound
 
 
-def test_one_bucket_that_takes_longer_than_backward_is_not_told_that_it_could_hide():
-    slow, quick = (predict(FOUR, 1e9, 2, of(seconds), first_cap_bytes=1e9) for seconds in (4.0, 0.5))
-    assert "takes longer than backward" in slow.bound and "The last bucket bounds the step" in quick.bound
+def test_what_bounds_the_step_is_named():
+    assert "The last bucket bounds the step" in predict(FOUR, EACH, 2, of(0.5)).bound
+    assert "bandwidth bounds the step" in predict(FOUR, EACH, 2, of(2.0)).bound
+    hidden = "Computing bounds the step: 100% of the communication is hidden behind it."
+    assert predict(LONGER, EACH, 2, of(1.0)).bound == hidden
+    far = Link("far", 5.0, 1e9)
+    often = "Latency bounds the step: 4 buckets pay it one by one; larger buckets pay it less often."
+    assert predict(FOUR, EACH, 2, far).bound == often
+    assert one_bucket(far) == "Latency bounds the step, though one bucket pays it only once: send it in fewer rounds."
+    assert "takes longer than backward" in one_bucket(of(4.0))
+    assert "The last bucket bounds the step" in one_bucket(of(0.5))
 
 
 def test_spans_say_simulated_and_agree_with_the_sums():

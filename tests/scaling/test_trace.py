@@ -171,6 +171,6 @@ def test_ranks_are_on_one_clock_to_a_millisecond(two_ranks):
 def test_a_single_rank_and_what_is_refused():
     said = launch(on_ranks.refusals, 1, start_method="forkserver", quiet=True)[0]
     assert said == [
-        "no stage in the records; wrap each part: with stage('backward'): loss.backward()",
-        "stage 'backwards' is not known; choose from forward, backward, waiting, optimizer",
+        "ValueError: no stage in the records; wrap each part: with stage('backward'): loss.backward()",
+        "ValueError: stage 'backwards' is not known; choose from forward, backward, waiting, optimizer",
     ]

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -105,9 +106,11 @@ class Journal:
         os.write(self.file, (json.dumps({"what": what, "step": step} | more) + "\n").encode())
 
 
-def read_journal(folder: Path, rank: int) -> list[dict]:
+def read_journal(folder: Path, rank: int, what: str) -> list[dict]:
+    """Return a rank's notes of one kind."""
     path = folder / f"rank{rank}"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    notes = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [note for note in notes if note["what"] == what]
 
 
 class Fate:
@@ -160,14 +163,12 @@ def train_and_die(
         without: what to leave out, to see that it is missed.
     """
     torch.set_num_threads(1)
-    journal, fate = Journal(journal_folder / f"rank{rank}"), Fate(rank, death)
+    witness = Witness(Journal(journal_folder / f"rank{rank}"), Fate(rank, death))
     with ExitStack() as patches:
-        for each in (
-            *watch_steps(journal, fate, images),
-            *watch_saves(journal, fate),
-            *leave_out(without),
-        ):
+        for each in witness.patches(images):
             patches.enter_context(each)
+        if without:
+            patches.enter_context(LEFT_OUT[without]())
         if model == "dropout":
             patches.enter_context(patch.object(training, "build_model", with_dropout))
         return training.train(rank, world_size, config)
@@ -178,103 +179,83 @@ def with_dropout(config: training.Config, images: Images) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(config.hidden, 10))
 
 
-def watch_steps(journal: Journal, fate: Fate, images: tuple[Images, Images]) -> list:
-    rows: list[int] = []
-    done = 0
+class Witness:
+    """Sees each step and each save from inside, writes it down, and lets death come."""
 
-    def on_read(index: int) -> None:
-        if not rows:
-            fate.at("reading", done + 1)
-        rows.append(index)
+    def __init__(self, journal: Journal, fate: Fate) -> None:
+        self.journal, self.fate = journal, fate
+        self.rows: list[int] = []  # read since the last step
+        self.done = 0  # steps
+        self.saving = 0  # the step whose save is under way
 
-    def after_step(self: run_module.Run, *args: object) -> bool:
-        nonlocal done
-        done = self.step + 1
-        journal.note("step", done, rows=rows, loss=args[0].item())
-        rows.clear()
-        fate.at("trained", done)
-        outcome = original(self, *args)
-        fate.at("counted", done)
-        return outcome
+    def patches(self, images: tuple[Images, Images]) -> list:
+        def at(place: str) -> Callable:
+            return lambda *_: self.fate.at(place, self.saving)
 
-    def resume(self: run_module.Run) -> None:
-        nonlocal done
-        original_resume(self)
-        done = self.step
+        train_set, test_set = watched(images[0], self.read), images[1]
+        return [
+            patch.object(training, "load", lambda name, split, root: train_set if split == "train" else test_set),
+            around(run_module.Run, "resume", after=self.resumed),
+            around(run_module.Run, "after_step", self.trained, lambda *_: self.fate.at("counted", self.done)),
+            around(Checkpointer, "_write", self.begun, lambda *_: self.journal.note("saved", self.saving)),
+            around(Checkpointer, "save", self.asked),
+            around(Checkpointer, "save_later", self.asked),
+            around(checkpoint_file, "_write_all", self.written),
+            around(os, "fsync", at("fsync")),
+            around(os, "replace", at("replace"), self.replaced),
+            around(Path, "unlink", at("unlink")),
+        ]
 
-    original, original_resume = run_module.Run.after_step, run_module.Run.resume
-    train_set, test_set = watched(images[0], on_read), images[1]
-    return [
-        patch.object(training, "load", lambda name, split, root: train_set if split == "train" else test_set),
-        patch.object(run_module.Run, "after_step", after_step),
-        patch.object(run_module.Run, "resume", resume),
-    ]
+    def read(self, index: int) -> None:
+        if not self.rows:
+            self.fate.at("reading", self.done + 1)
+        self.rows.append(index)
 
+    def resumed(self, run: run_module.Run) -> None:
+        self.done = run.step
 
-def watch_saves(journal: Journal, fate: Fate) -> list:
-    step = 0  # of the save under way
+    def trained(self, run: run_module.Run, loss: torch.Tensor, *_: object) -> None:
+        self.done = run.step + 1
+        self.journal.note("step", self.done, rows=self.rows, loss=loss.item())
+        self.rows.clear()
+        self.fate.at("trained", self.done)
 
-    def write(self: Checkpointer, state: dict, number: int) -> None:
-        nonlocal step
-        step = number
-        journal.note("begun", step)
-        originals["_write"](self, state, number)
-        journal.note("saved", step)
+    def asked(self, checkpoints: Checkpointer, state: dict, step: int) -> None:
+        self.fate.at("waiting", step)
 
-    def write_all(file, data) -> None:
-        if fate.comes("write", step):  # half of it reaches the file
+    def begun(self, checkpoints: Checkpointer, state: dict, step: int) -> None:
+        self.saving = step
+        self.journal.note("begun", step)
+
+    def written(self, file, data) -> None:
+        if self.fate.comes("write", self.saving):  # half of it reaches the file
             file.write(memoryview(data)[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
-        originals["write_all"](file, data)
 
-    def fsync(descriptor: int) -> None:
-        fate.at("fsync", step)
-        originals["fsync"](descriptor)
-
-    def replace(source, target) -> None:
-        fate.at("replace", step)
-        originals["replace"](source, target)
-        journal.note("named", step)
-        fate.at("replaced", step)
-
-    def unlink(path: Path, **options: bool) -> None:
-        fate.at("unlink", step)
-        originals["unlink"](path, **options)
-
-    def save(self: Checkpointer, state: dict, number: int) -> Path:
-        fate.at("waiting", number)
-        return originals["save"](self, state, number)
-
-    def save_later(self: Checkpointer, state: dict, number: int) -> None:
-        fate.at("waiting", number)
-        return originals["save_later"](self, state, number)
-
-    originals = {name: getattr(Checkpointer, name) for name in ("_write", "save", "save_later")}
-    originals |= {"write_all": checkpoint_file._write_all, "fsync": os.fsync, "replace": os.replace}
-    originals |= {"unlink": Path.unlink}
-    return [
-        patch.object(Checkpointer, "_write", write),
-        patch.object(Checkpointer, "save", save),
-        patch.object(Checkpointer, "save_later", save_later),
-        patch.object(checkpoint_file, "_write_all", write_all),
-        patch.object(os, "fsync", fsync),
-        patch.object(os, "replace", replace),
-        patch.object(Path, "unlink", unlink),
-    ]
+    def replaced(self, source, target) -> None:
+        self.journal.note("named", self.saving)
+        self.fate.at("replaced", self.saving)
 
 
-def leave_out(what: str) -> list:
-    """Break the recovery in one place."""
-    if what == "settled buckets":
-        return [patch.object(training, "settle_buckets", lambda *_: None)]
-    if what == "position":
-        return [patch.object(ShardSampler, "advance", lambda self, rows: None)]
-    if what == "random state":
-        return [patch.object(training_state, "set_rng_state", lambda state: None)]
-    if what == "own generator":
+def around(owner: object, name: str, before: Callable = lambda *_: None, after: Callable = lambda *_: None):
+    """Patch a function, so that each call is told of, with its arguments, before and after."""
+    original = getattr(owner, name)
 
-        def loader(*args, generator=None, **options) -> DataLoader:
-            return DataLoader(*args, **options)
+    def call(*args, **options):
+        before(*args)
+        outcome = original(*args, **options)
+        after(*args)
+        return outcome
 
-        return [patch.object(training, "DataLoader", loader)]
-    return []
+    return patch.object(owner, name, call)
+
+
+# Each breaks the recovery in one place.
+LEFT_OUT = {
+    "settled buckets": lambda: patch.object(training, "settle_buckets", lambda *_: None),
+    "position": lambda: patch.object(ShardSampler, "advance", lambda self, rows: None),
+    "random state": lambda: patch.object(training_state, "set_rng_state", lambda state: None),
+    "own generator": lambda: patch.object(
+        training, "DataLoader", lambda *args, generator=None, **options: DataLoader(*args, **options)
+    ),
+}

@@ -1,11 +1,9 @@
 """Several ranks and micro-batches take the steps of one process on the whole batch, and a resumed run the same bits."""
 
-import json
-import os
-import subprocess
-import sys
-import time
-from dataclasses import asdict, replace
+import functools
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import RankError, RankPool
+from ddp_course import RankError
 from ddp_course.data.text import library_text, windows
 from ddp_course.gpt import GPT, SIZES, weight_decay_groups
 from ddp_course.grading.observe import Collectives
 from ddp_course.train.gpt import GPTConfig, GPTResult, accumulate, held_out_loss, measure_peak, train_gpt
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("one_thread")]
 
 SHAPE = SIZES["tiny"]
 QUICK = GPTConfig(size="tiny", steps=6, warmup=2, local_batch=2, held_out=7, sample=20, progress=False)
@@ -29,47 +27,21 @@ CLIP = 0.2
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    pools = {}
-
-    def of(world_size: int) -> RankPool:
-        if world_size not in pools:
-            settings = {"backend": "gloo", "start_method": "forkserver", "quiet": True}
-            pools[world_size] = RankPool(world_size, **settings)
-        return pools[world_size]
-
-    yield of
-    for pool in pools.values():
-        pool.close()
+def run(ranks):
+    """A function that trains on two ranks, or as many as it is told."""
+    return lambda config, world_size=2: ranks(world_size).run(train_gpt, args=(config,), limit_s=120)
 
 
-def run(pool: RankPool, config: GPTConfig) -> list[GPTResult]:
-    return pool.run(on_one_thread, args=(config,), limit_s=120)
+@pytest.fixture(scope="module")
+def straight(run, tmp_path_factory):
+    """A function that returns what so many ranks bring that nobody interrupts, and where they have saved."""
 
+    @functools.cache
+    def of(world_size: int) -> tuple[list[GPTResult], Path]:
+        folder = tmp_path_factory.mktemp("straight")
+        return run(replace(QUICK, checkpoint=str(folder), save_every=2), world_size), folder
 
-def on_one_thread(rank: int, world_size: int, config: GPTConfig) -> GPTResult:
-    torch.set_num_threads(1)
-    return train_gpt(rank, world_size, config)
-
-
-# --- The settings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"steps": 0}, "steps=0: must be at least 1"),
-        ({"accumulation": 0}, "accumulation=0: must be at least 1"),
-        ({"clip": 0.0}, "clip=0.0: must be above 0"),
-        ({"size": "huge"}, "size='huge' is not known; choose from tiny, mini, small, gpt2"),
-        ({"precision": "fp8"}, "precision='fp8' is not known; choose from float32, bf16"),
-        ({"save_every": 5}, "save_every needs a checkpoint"),
-    ],
-)
-def test_a_wrong_setting_is_refused_before_any_rank_starts(setting, message):
-    with pytest.raises(ValueError) as caught:
-        GPTConfig(**setting)
-    assert str(caught.value).startswith(message)
+    return of
 
 
 # --- Parity with one process on the whole batch ----------------------------------------------------
@@ -105,7 +77,6 @@ def whole_batch(steps: int, clip: float) -> dict:
 
 def on_ranks(rank: int, world_size: int, steps: int, accumulation: int, clip: float) -> dict:
     """The same steps, each rank on its rows; with the collectives noted that each micro-batch has started."""
-    torch.set_num_threads(1)
     model, optimizer = new_model(seed=rank)  # DDP makes them rank 0's
     replica = DistributedDataParallel(model)
     found = {"norms": [], "losses": [], "grads": [], "counts": [], "bytes": []}
@@ -183,7 +154,6 @@ def test_a_step_clipped_by_each_ranks_own_norm_would_be_another(whole):
 
 
 def in_bf16(rank: int, world_size: int) -> tuple:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = GPT(SHAPE)
     replica = DistributedDataParallel(model)
@@ -215,35 +185,35 @@ def same(result: GPTResult) -> tuple:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_resumed_run_ends_with_the_bits_of_the_straight_one(ranks, tmp_path, world_size):
-    straight = run(ranks(world_size), replace(QUICK, checkpoint=str(tmp_path), save_every=2))
-    assert not straight[0].stopped
-    assert len({result.checksum for result in straight}) == 1
-    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [f"step-{step:010d}.pt" for step in (2, 4, 6)]
-    for step in (6, 4):
-        (tmp_path / f"step-{step:010d}.pt").unlink()  # as if it had been killed after step 3
-    resumed = run(ranks(world_size), replace(QUICK, checkpoint=str(tmp_path), resume=True, held_out_every=1))
+def test_a_resumed_run_ends_with_the_bits_of_the_straight_one(run, straight, tmp_path, world_size):
+    results, folder = straight(world_size)
+    assert not results[0].stopped
+    assert len({result.checksum for result in results}) == 1
+    assert sorted(path.name for path in folder.glob("*.pt")) == [f"step-{step:010d}.pt" for step in (2, 4, 6)]
+    shutil.copy(folder / "step-0000000002.pt", tmp_path)  # as if it had been killed after step 3
+    go_on = replace(QUICK, checkpoint=str(tmp_path), resume=True)
+    resumed = run(replace(go_on, held_out_every=1), world_size)
     assert [result.first_step for result in resumed] == [2] * world_size
-    assert [same(result) for result in resumed] == [same(result) for result in straight]
     assert [step for step, _ in resumed[0].held_out] == [3, 4, 5, 6]
-    finished = run(ranks(world_size), replace(QUICK, checkpoint=str(tmp_path), resume=True))  # nothing is left to do
-    assert [same(result) for result in finished] == [same(result) for result in straight]
+    finished = run(go_on, world_size)  # nothing is left to do
     assert finished[0].tokens_per_s == finished[0].mfu == 0
+    for again in (resumed, finished):
+        assert [same(result) for result in again] == [same(result) for result in results]
 
 
-def test_a_run_in_two_parts_is_the_run_in_one(ranks, tmp_path):
-    straight = run(ranks(2), QUICK)
-    first = run(ranks(2), replace(QUICK, checkpoint=str(tmp_path), until=4, held_out_every=2))
+def test_a_run_in_two_parts_is_the_run_in_one(run, straight, tmp_path):
+    whole, _ = straight(2)
+    first = run(replace(QUICK, checkpoint=str(tmp_path), until=4, held_out_every=2))
     assert [(result.steps, result.stopped) for result in first] == [(4, True)] * 2
-    assert first[0].losses == straight[0].losses[:4]
-    second = run(ranks(2), replace(QUICK, checkpoint=str(tmp_path), resume=True))
-    assert [same(result) for result in second] == [same(result) for result in straight]
+    assert first[0].losses == whole[0].losses[:4]
+    second = run(replace(QUICK, checkpoint=str(tmp_path), resume=True))
+    assert [same(result) for result in second] == [same(result) for result in whole]
     assert [step for step, _ in second[0].held_out] == [2, 4, 6]
 
 
-def test_what_each_rank_brings_home(ranks, tmp_path):
+def test_what_each_rank_brings_home(run, tmp_path):
     config = replace(QUICK, steps=3, checkpoint=str(tmp_path), resume=True)
-    one, two = run(ranks(2), config)
+    one, two = run(config)
     assert one.notes == [f"{tmp_path} has no checkpoint yet, so the run begins"]
     assert (one.losses, one.norms, one.held_out) == (two.losses, two.norms, two.held_out)
     assert one.checksum == two.checksum and len(one.sample) > 25 and two.sample == ""
@@ -253,7 +223,7 @@ def test_what_each_rank_brings_home(ranks, tmp_path):
         assert result.tokens_per_s > 0 and result.peak_flops > 1e6
 
     with pytest.raises(RankError) as caught:
-        run(ranks(2), replace(config, lr=0.5))
+        run(replace(config, lr=0.5))
     assert caught.value.error_type == "CheckpointError"
     assert "was written with lr=0.005, this run has 0.5" in caught.value.message
 
@@ -262,15 +232,14 @@ def test_what_each_rank_brings_home(ranks, tmp_path):
     for number in range(10):
         (folder / f"m{number}.py").write_text("x = 1\n" * 300)
     with pytest.raises(RankError) as caught:
-        run(ranks(2), replace(config, text=str(folder)))
+        run(replace(config, text=str(folder)))
     assert caught.value.error_type == "CheckpointError" and "the saved place has length=" in caught.value.message
 
-    (alone,) = run(ranks(1), replace(config, local_batch=2, checkpoint=str(tmp_path)))
+    (alone,) = run(config, 1)
     assert alone.notes[0].startswith("saved by 2 ranks, resumed by 1") and alone.checksum == one.checksum
 
 
 def judged(rank: int, world_size: int) -> tuple[float, float]:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     return held_out_loss(GPT(SHAPE), library_text(), most=37, batch=4), measure_peak(width=64)
 
@@ -286,49 +255,3 @@ def test_the_held_out_loss_is_exact_and_the_peak_is_of_all_ranks(ranks):
         found = ranks(world_size).run(judged)
         assert [loss for loss, _ in found] == pytest.approx([expected] * world_size, rel=1e-6)
         assert len({peak for _, peak in found}) == 1 and found[0][1] > 0
-
-
-# --- From a terminal -------------------------------------------------------------------------------
-
-TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-
-
-@pytest.mark.slow
-def test_torchrun_trains_the_same_bits(ranks):
-    options = ["--size=tiny", "--steps=6", "--warmup=2", "--local-batch=2", "--held-out=7", "--sample=20"]
-    command = [sys.executable, "-m", *TORCHRUN, "-m", "ddp_course.train", "gpt", *options]
-    done = subprocess.run(
-        [*command, "--backend=gloo", "--no-progress", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    found, expected = json.loads(done.stdout), [asdict(result) for result in run(ranks(2), QUICK)]
-    for result in found + expected:
-        for measured in ("seconds", "tokens_per_s", "peak_flops", "mfu"):
-            del result[measured]
-        result["held_out"] = [list(pair) for pair in result["held_out"]]
-    assert found == expected
-
-
-@pytest.mark.slow
-def test_sigterm_to_the_command_saves_and_ends_with_143(tmp_path):
-    options = ["--size=tiny", "--steps=1000000", "--local-batch=2", "--held-out=7", "--sample=20", "--save-every=5"]
-    command = [sys.executable, "-m", "ddp_course.train", "gpt", *options, "--backend=gloo", "--no-progress"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    program = subprocess.Popen([*command, f"--checkpoint={tmp_path}"], **pipes)
-    try:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("step-*.pt")):
-            assert program.poll() is None and time.monotonic() < deadline, "no checkpoint"
-            time.sleep(0.02)
-        program.terminate()
-        said, errors = program.communicate(timeout=60)
-    finally:
-        program.kill()
-        program.communicate()
-    assert program.returncode == 143, errors
-    last = max(int(path.stem.removeprefix("step-")) for path in tmp_path.glob("step-*.pt"))
-    assert f"left after step {last}, saved" in said

@@ -1,13 +1,8 @@
 """Training on two ranks is training on one with the whole batch, whoever starts the ranks."""
 
-import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -17,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from ddp_course import RankError, RankPool, launch
-from ddp_course.checkpoint.folder import CheckpointError, load_checkpoint
+from ddp_course import RankError, launch
+from ddp_course.checkpoint.folder import load_checkpoint
 from ddp_course.data import Images, load
 from ddp_course.data.augment import Augmented
 from ddp_course.models import MLP, resnet18_small
@@ -26,72 +21,32 @@ from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.train import speed
 from ddp_course.train.images import Config, Result, checksum, evaluate, share_buffers, synchronised, train
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("one_thread")]
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 QUICK = Config(epochs=2, hidden=32, progress=False)
 EXACT = replace(QUICK, dtype="float64", local_batch=32)  # 719 rows on a rank: 22 batches of 32, one of 15
 
 
-def train_on_one_thread(rank: int, world_size: int, config: Config) -> Result:
-    torch.set_num_threads(1)  # as under torchrun; more threads add up in another order
-    return train(rank, world_size, config)
+@pytest.fixture(scope="module")
+def run(ranks):
+    """A function that trains on two ranks."""
+    return lambda config: ranks(2).run(train, args=(config,), limit_s=90)
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with RankPool(2, backend="gloo", start_method="forkserver", quiet=True) as pool:
-        yield pool
-
-
-def run(ranks: RankPool, config: Config) -> list[Result]:
-    return ranks.run(train_on_one_thread, args=(config,), limit_s=90)
-
-
-# --- The settings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"epochs": 0}, "epochs=0: must be at least 1"),
-        ({"local_batch": -1}, "local_batch=-1: must be at least 1"),
-        ({"model": "gpt"}, "model='gpt' is not known; choose from mlp, mlp_bn, resnet18"),
-        ({"dataset": "faces"}, "dataset='faces' is not known; choose from digits, mnist"),
-        ({"resume": True}, "resume needs a checkpoint"),
-        ({"schedule": "stairs"}, "schedule='stairs' is not known; choose from constant, cosine"),
-        ({"schedule": "cosine", "epochs": 2, "warmup": 2.0}, "warmup=2.0: must end before the last epoch does"),
-        ({"warmup": -0.5}, "warmup=-0.5: must be at least 0"),
-        ({"workers": -1}, "workers=-1: must be at least 0"),
-        ({"amp": True, "dtype": "float64"}, "amp is for weights in float32, not in float64"),
-    ],
-)
-def test_a_wrong_setting_is_refused_before_any_rank_starts(setting, message):
-    with pytest.raises(ValueError) as caught:
-        Config(**setting)
-    assert str(caught.value).startswith(message)
-
-
-def test_a_run_is_resumed_as_itself_and_older_files_know_fewer_settings():
-    now = Config(lr=0.2)
-    older = {name: value for name, value in asdict(now).items() if name not in ("schedule", "augment", "amp")}
-    now.refuse_another_run(older, "run")
-    now.refuse_another_run(asdict(replace(now, epochs=3, workers=2)), "run")  # free, with a constant rate
-    with pytest.raises(CheckpointError, match="was written with schedule='constant', this run has 'cosine'"):
-        replace(now, schedule="cosine").refuse_another_run(older, "run")
-    falling = replace(now, schedule="cosine", epochs=8)
-    falling.refuse_another_run(asdict(falling), "run")
-    with pytest.raises(CheckpointError, match="go on with epochs=8"):  # its rate would not have ended at zero
-        replace(falling, epochs=9).refuse_another_run(asdict(falling), "run")
+def quick(run, tmp_path_factory) -> tuple[list[Result], Config]:
+    """What two epochs bring, and the config with which they can be resumed."""
+    saved = replace(QUICK, checkpoint=str(tmp_path_factory.mktemp("quick") / "run"))
+    return run(saved), replace(saved, resume=True)
 
 
 # --- Two ranks learn -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def digits(ranks) -> list[Result]:
-    return run(ranks, Config(progress=False))
+def digits(run) -> list[Result]:
+    return run(Config(progress=False))
 
 
 @pytest.mark.slow
@@ -101,21 +56,16 @@ def test_two_ranks_learn_the_digits(digits):
     assert len(digits[0].losses) == 20 and digits[0].losses[-1] < 0.05 < digits[0].losses[0]
 
 
-def test_the_replicas_are_equal_and_agree_on_what_they_report(digits):
+def test_the_replicas_are_equal_and_the_reported_loss_is_the_mean_of_the_ranks_own(digits):
     one, two = digits
-    assert one.checksum == two.checksum
-    assert (one.losses, one.accuracies) == (two.losses, two.accuracies)
-
-
-def test_each_rank_has_a_loss_of_its_own_and_the_reduced_one_is_their_mean(digits):
-    one, two = digits
+    assert (one.checksum, one.losses, one.accuracies) == (two.checksum, two.losses, two.accuracies)
     assert one.own_losses[0] != two.own_losses[0]
     means = [(a + b) / 2 for a, b in zip(one.own_losses, two.own_losses, strict=True)]  # of 719 rows each
     assert one.losses == pytest.approx(means, rel=1e-12)
 
 
-def test_a_seed_gives_the_same_bits_and_another_seed_others(ranks):
-    first, again, other = (run(ranks, replace(QUICK, seed=seed))[0] for seed in (3, 3, 4))
+def test_a_seed_gives_the_same_bits_and_another_seed_others(run, quick):
+    first, again, other = quick[0][0], run(QUICK)[0], run(replace(QUICK, seed=4))[0]
     assert (first.checksum, first.losses) == (again.checksum, again.losses)
     assert first.checksum != other.checksum
 
@@ -164,9 +114,9 @@ def cosine(config: Config, place: float) -> float:
 
 
 @pytest.fixture(scope="module")
-def two_ranks_exact(ranks, tmp_path_factory) -> tuple[list[Result], dict]:
+def two_ranks_exact(run, tmp_path_factory) -> tuple[list[Result], dict]:
     folder = tmp_path_factory.mktemp("exact")
-    results = run(ranks, replace(EXACT, checkpoint=str(folder), keep=1))
+    results = run(replace(EXACT, checkpoint=str(folder), keep=1))
     assert [path.name for path in folder.glob("*.pt")] == ["step-0000000046.pt"]
     return results, load_checkpoint(folder / "step-0000000046.pt", CPU)
 
@@ -183,21 +133,17 @@ def test_two_ranks_take_the_steps_of_one_process_on_the_whole_batch(two_ranks_ex
     assert results[0].losses == pytest.approx(whole["losses"], rel=1e-12)
     for rank, result in enumerate(results):
         assert result.own_losses == pytest.approx([own[rank] for own in whole["own_losses"]], rel=1e-12)
-
-
-def test_the_comparison_would_notice_a_missing_reduction(two_ranks_exact):
-    results, saved = two_ranks_exact
+    # The comparison would notice a missing reduction:
     alone = one_process(EXACT, 2, shards=(0,))  # as if the gradients were not averaged
     assert largest_difference(saved["model"], alone["model"]) > 1e-2
     # The last batch has 15 rows, not 32, so a mean of the batches' means is another number.
-    whole = one_process(EXACT, 2, shards=(0, 1))
     assert abs(whole["means_of_means"][0] - results[0].losses[0]) > 1e-4
 
 
-def test_also_with_a_schedule_changed_images_and_weight_decay(ranks, tmp_path):
+def test_also_with_a_schedule_changed_images_and_weight_decay(run, tmp_path):
     more = {"schedule": "cosine", "warmup": 0.5, "augment": True, "weight_decay": 0.01}
     config = replace(EXACT, **more, checkpoint=str(tmp_path), keep=1)
-    run(ranks, config)
+    run(config)
     saved, whole = load_checkpoint(tmp_path / "step-0000000046.pt", CPU), one_process(config, 2, shards=(0, 1))
     assert largest_difference(saved["model"], whole["model"]) < 1e-12
     for name, without in {"schedule": "constant", "warmup": 0.1, "augment": False, "weight_decay": 0.0}.items():
@@ -225,7 +171,7 @@ def test_accuracy_counts_each_row_once_on_shards_of_unequal_length(ranks):
     for images in map(first_rows, (1, 17, 101)):
         guesses = model(images.pixels / images.white).argmax(dim=1)
         expected.append((guesses == images.labels).double().mean().item())
-    for found in ranks.run(evaluate_on_rank):
+    for found in ranks(2).run(evaluate_on_rank):
         assert found == pytest.approx(expected, abs=1e-15)
 
 
@@ -255,15 +201,14 @@ def drifted_buffers(rank: int, world_size: int) -> tuple[str, str, str]:
 
 
 def test_buffers_that_drifted_are_rank_0s_again(ranks):
-    (before_0, after_0, mean_0), (before_1, after_1, mean_1) = ranks.run(drifted_buffers)
+    (before_0, after_0, mean_0), (before_1, after_1, mean_1) = ranks(2).run(drifted_buffers)
     assert before_0 != before_1
     assert before_0 == after_0 == after_1 and mean_0 == mean_1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "local_batch"), [("mlp_bn", 64), ("resnet18", 360)])
-def test_replicas_with_batchnorm_end_equal(ranks, model, local_batch):
-    results = run(ranks, replace(QUICK, model=model, epochs=1, local_batch=local_batch))
+def test_replicas_of_a_deep_network_with_batchnorm_end_equal(run):
+    results = run(replace(QUICK, model="resnet18", epochs=1, local_batch=360))
     assert results[0].checksum == results[1].checksum
     assert all(result.notes == [] for result in results)
 
@@ -286,63 +231,53 @@ def same(result: Result) -> tuple:
     return result.checksum, result.losses, result.own_losses, result.accuracies, result.accuracy, result.steps
 
 
-def test_a_resumed_run_ends_as_the_uninterrupted_one(ranks, tmp_path):
-    straight = run(ranks, replace(QUICK, epochs=4))
-    half = replace(QUICK, checkpoint=str(tmp_path / "run"))
-    run(ranks, half)
-    resumed = run(ranks, replace(half, epochs=4, resume=True))
+def test_a_resumed_run_ends_as_the_uninterrupted_one(run, quick, tmp_path):
+    straight = run(replace(QUICK, epochs=4))
+    shutil.copytree(quick[1].checkpoint, tmp_path / "run")
+    longer = replace(quick[1], epochs=4, checkpoint=str(tmp_path / "run"))
+    resumed = run(longer)
     assert [(r.first_epoch, r.first_step) for r in resumed] == [(2, 90), (2, 90)]
-    assert [same(r) for r in resumed] == [same(r) for r in straight]
-
-    finished = run(ranks, replace(half, epochs=4, resume=True))  # nothing is left to train
-    assert [same(r) for r in finished] == [same(r) for r in straight]
+    finished = run(longer)  # nothing is left to train
+    assert [same(r) for r in finished] == [same(r) for r in resumed] == [same(r) for r in straight]
 
 
-def test_a_run_with_everything_on_goes_on_exactly_within_an_epoch(ranks, tmp_path):
+def test_a_run_with_everything_on_goes_on_exactly_within_an_epoch(run, tmp_path):
     everything = {"schedule": "cosine", "warmup": 0.5, "augment": True, "amp": True, "weight_decay": 1e-4}
     config = replace(QUICK, model="mlp_bn", local_batch=64, **everything, checkpoint=str(tmp_path / "run"))
-    straight = run(ranks, replace(config, save_every=3, keep=100))
+    straight = run(replace(config, save_every=3, keep=100))
     assert straight[0].steps == 24 and straight[0].checksum == straight[1].checksum
     state = load_checkpoint(tmp_path / "run" / "step-0000000009.pt", CPU)
     assert {tensor.dtype for name, tensor in state["model"].items() if "num_" not in name} == {torch.float32}
     (tmp_path / "torn").mkdir()
     shutil.copy(tmp_path / "run" / "step-0000000009.pt", tmp_path / "torn")  # as if it had been killed in step 10
-    resumed = run(ranks, replace(config, checkpoint=str(tmp_path / "torn"), resume=True, workers=1))
+    resumed = run(replace(config, checkpoint=str(tmp_path / "torn"), resume=True, workers=1))
     assert resumed[0].first_step == 9
     assert [same(r) for r in resumed] == [same(r) for r in straight]
 
-    wide = run(ranks, replace(config, checkpoint=None, amp=False))
+    wide = run(replace(config, checkpoint=None, amp=False))
     assert wide[0].checksum != straight[0].checksum  # bfloat16 was really used
     assert wide[0].losses == pytest.approx(straight[0].losses, rel=0.05)  # 8 bits of a number are 1 part in 256
 
 
-def test_a_checkpoint_of_another_run_is_refused(ranks, tmp_path):
-    path = str(tmp_path / "run")
-    run(ranks, replace(QUICK, checkpoint=path))
-    for setting, found in (({"lr": 0.5}, "lr=0.1"), ({"hidden": 16}, "hidden=32")):
-        with pytest.raises(RankError) as caught:
-            run(ranks, replace(QUICK, checkpoint=path, resume=True, **setting))
-        assert caught.value.error_type == "CheckpointError"
-        assert f"was written with {found}, this run has" in caught.value.message
+@pytest.mark.parametrize(("setting", "found"), [({"lr": 0.5}, "lr=0.1"), ({"hidden": 16}, "hidden=32")])
+def test_a_checkpoint_of_another_run_is_refused(run, quick, setting, found):
+    with pytest.raises(RankError) as caught:
+        run(replace(quick[1], **setting))
+    assert caught.value.error_type == "CheckpointError"
+    assert f"was written with {found}, this run has" in caught.value.message
 
 
-def test_a_resume_without_a_checkpoint_begins_and_with_other_ranks_goes_on_with_notes(ranks, tmp_path):
-    half = replace(QUICK, epochs=1, checkpoint=str(tmp_path))
-    first = run(ranks, replace(half, resume=True))
+def test_a_resume_begins_without_a_checkpoint_and_goes_on_with_other_ranks_with_a_note(run, ranks, tmp_path, capsys):
+    first = run(replace(QUICK, epochs=1, checkpoint=str(tmp_path), resume=True))
     assert first[0].notes == [f"{tmp_path} has no checkpoint yet, so the run begins"]
-    go_on = replace(half, epochs=2, resume=True)
-    (alone,) = launch(train, 1, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90, quiet=True)
+    go_on = replace(QUICK, checkpoint=str(tmp_path), resume=True)
+    (alone,) = ranks(1).run(train, args=(go_on,), limit_s=90)
     assert (alone.first_epoch, alone.losses[0], len(alone.losses)) == (1, first[0].losses[0], 2)
     assert alone.own_losses == [None, alone.losses[1]]
     assert alone.notes[0].startswith("saved by 2 ranks, resumed by 1: the random generators")
 
-
-def test_a_note_is_said_once_by_rank_0(ranks, tmp_path, capsys):
-    half = replace(QUICK, epochs=1, checkpoint=str(tmp_path))
-    launch(train, 1, args=(half,), backend="gloo", start_method="forkserver", limit_s=90, quiet=True)
     capsys.readouterr()
-    go_on = replace(half, resume=True)  # nothing is left to train
-    launch(train, 2, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90)
+    launch(train, 2, args=(go_on,), backend="gloo", start_method="forkserver", limit_s=90)  # nothing is left to train
     said = [line for line in capsys.readouterr().out.splitlines() if "note" in line]
     assert len(said) == 1 and said[0].startswith("rank 0 | note: saved by 1 ranks, resumed by 2"), said
 
@@ -351,8 +286,6 @@ def test_a_note_is_said_once_by_rank_0(ranks, tmp_path, capsys):
 
 
 def with_compile_broken_on_rank_1(rank: int, world_size: int, config: Config) -> Result:
-    torch.set_num_threads(1)
-
     def broken(function, **options):
         raise RuntimeError("InvalidCxxCompiler: no compiler found\nand a long story")
 
@@ -360,9 +293,9 @@ def with_compile_broken_on_rank_1(rank: int, world_size: int, config: Config) ->
         return train(rank, world_size, config)
 
 
-def test_where_one_rank_cannot_compile_no_rank_does_and_the_result_says_so(ranks):
-    plain, asked = run(ranks, QUICK), ranks.run(with_compile_broken_on_rank_1, (replace(QUICK, compile=True),))
-    assert [same(r) for r in asked] == [same(r) for r in plain]
+def test_where_one_rank_cannot_compile_no_rank_does_and_the_result_says_so(ranks, quick):
+    asked = ranks(2).run(with_compile_broken_on_rank_1, (replace(QUICK, compile=True),))
+    assert [same(r) for r in asked] == [same(r) for r in quick[0]]
     for result in asked:
         (note,) = result.notes
         assert note.startswith("compile was left out: rank 1 cannot (InvalidCxxCompiler: no compiler found); on CPUs")
@@ -384,7 +317,7 @@ def traced_gradients(rank: int, world_size: int, traced: bool) -> list[float]:
 
 @pytest.mark.slow
 def test_a_compiled_replica_has_the_same_gradients_and_still_sends_them(ranks):
-    plain, compiled = (ranks.run(traced_gradients, (traced,), limit_s=120) for traced in (False, True))
+    plain, compiled = (ranks(2).run(traced_gradients, (traced,), limit_s=120) for traced in (False, True))
     assert compiled[0] == compiled[1] and compiled[0] == pytest.approx(plain[0], rel=1e-5, abs=1e-7)
 
 
@@ -395,61 +328,3 @@ def test_the_images_follow_the_filters_layout():
     model.layer1[0].conv1.register_forward_hook(lambda module, given, result: seen.append(result))
     model(torch.rand(4, 1, 8, 8))
     assert seen[0].is_contiguous(memory_format=torch.channels_last) and not seen[0].is_contiguous()
-
-
-# --- The same program from a terminal --------------------------------------------------------------
-
-TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-STARTERS = {
-    "torchrun": [*TORCHRUN, "-m", "ddp_course.train"],
-    "our own launcher": ["ddp_course.train", "--world-size=2"],
-}
-
-
-@pytest.fixture
-def two_cores():
-    """One thread for each of two ranks: `launch` shares out the cores that it may use."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[:2])
-    yield
-    os.sched_setaffinity(0, cores)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("starter", STARTERS)
-def test_every_starter_trains_the_same_bits(ranks, starter, two_cores):
-    options = ["--epochs=2", "--hidden=32", "--backend=gloo", "--no-progress", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", *STARTERS[starter], *options], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    expected = [asdict(result) for result in run(ranks, QUICK)]
-    for result in found + expected:
-        del result["seconds"]
-    assert found == expected
-
-
-HANGS_ON_RANK_1 = """
-import os, sys, time
-from ddp_course.train.run import Run
-from ddp_course.commands.train import main
-
-if os.environ["RANK"] == "1":
-    Run.after_step = lambda self, loss, rows: time.sleep(60)  # never comes
-sys.exit(main(["--epochs=1", "--backend=gloo", "--no-progress", "--hang-report=2"]))
-"""
-
-
-@pytest.mark.slow
-def test_a_hang_under_torchrun_is_reported_with_the_rank_and_its_line(tmp_path):
-    program = tmp_path / "hangs.py"
-    program.write_text(HANGS_ON_RANK_1)
-    done = subprocess.run(
-        [sys.executable, "-m", *TORCHRUN, str(program)], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
-    assert done.returncode == 1
-    # The first thing that rank 0 does alone: DDP plans its buckets anew, and rank 0 tells how.
-    assert "rank 1 never entered broadcast #5 " in done.stderr and "; rank 0 waited 2 s" in done.stderr
-    assert "rank 1 was at hangs.py, line 7, in <lambda>: Run.after_step = " in done.stderr
-    assert done.stderr.count("Where the ranks were:") == 1

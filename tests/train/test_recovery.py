@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from ddp_course.diagnose.nodes import Node
 from ddp_course.train.images import Config, Result
 from tests.train import recovery_on_ranks as on_ranks
 from tests.train.recovery_on_ranks import Case, Death, read_journal, train_and_die
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -35,13 +35,28 @@ def images() -> tuple:
     return load("digits", "train"), load("digits", "test")
 
 
-def start(world_size: int, config: Config, journal: Path, death: Death | None = None, **more: str) -> list[Result]:
-    """One life of a run, on fresh ranks."""
+@pytest.fixture(scope="module")
+def start(ranks):
+    """A function that trains on ranks that stay: other runs have left their traces in these processes."""
+
+    def run(world_size: int, config: Config, journal: Path, death: Death | None = None, **more: str) -> list[Result]:
+        journal.mkdir(parents=True)
+        return ranks(world_size).run(train_and_die, arguments(config, journal, death, **more), limit_s=60)
+
+    return run
+
+
+def arguments(config: Config, journal: Path, death: Death | None, model: str = "", without: str = "") -> tuple:
+    return config, journal, images(), death, model, without
+
+
+def rank_ended(config: Config, world_size: int, journal: Path, death: Death, **more: str) -> None:
+    """One life of a run, on fresh ranks, that `death` ends."""
     journal.mkdir(parents=True)
-    args = (config, journal, images(), death, more.get("model", ""), more.get("without", ""))
-    return launch(
-        train_and_die, world_size, args, backend="gloo", start_method="forkserver", timeout_s=30, limit_s=60, quiet=True
-    )
+    settings = {"backend": "gloo", "start_method": "forkserver", "timeout_s": 30, "limit_s": 60, "quiet": True}
+    with pytest.raises(RankError) as caught:
+        launch(train_and_die, world_size, arguments(config, journal, death, **more), **settings)
+    assert (caught.value.kind, caught.value.rank) == ("died", death.rank), str(caught.value)
 
 
 def config_of(model: str, **settings) -> Config:
@@ -53,17 +68,16 @@ def outcome(result: Result) -> tuple:
     return result.checksum, result.losses, result.own_losses, result.accuracies, result.accuracy, result.steps
 
 
-def rows_by_step(journal: Path, world_size: int, after: int = 0, until: int = 10**9) -> list[dict[int, list[int]]]:
-    """Return for each rank the rows it trained on in each of the steps `after` + 1 to `until`."""
+def rows_by_step(journal: Path, world_size: int, after: int = 0) -> list[dict[int, list[int]]]:
+    """Return for each rank the rows it trained on in each step behind `after`."""
     return [
-        {note["step"]: note["rows"] for note in read_journal(journal, rank)
-         if note["what"] == "step" and after < note["step"] <= until}
+        {note["step"]: note["rows"] for note in read_journal(journal, rank, "step") if note["step"] > after}
         for rank in range(world_size)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+def straight(start, tmp_path_factory):
     """A function that returns what an uninterrupted run brings: outcomes by rank, and rows by rank and step."""
 
     @functools.cache
@@ -76,21 +90,13 @@ def straight(tmp_path_factory):
     return run
 
 
-def rank_ended(config: Config, world_size: int, journal: Path, death: Death, **more: str) -> None:
-    with pytest.raises(RankError) as caught:
-        start(world_size, config, journal, death, **more)
-    assert (caught.value.kind, caught.value.rank) == ("died", death.rank), str(caught.value)
-
-
 # --- Fifty runs ------------------------------------------------------------------------------------
 
 
-def newest_by_journal(folder: Path, lives: int) -> tuple[int, int]:
-    """Return the last step whose file got its name, and the last step whose saving began, as rank 0 wrote them down."""
-    notes = [note for life in range(lives) for note in read_journal(folder / f"life{life}", 0)]
-    named = max((note["step"] for note in notes if note["what"] == "named"), default=0)
-    begun = max((note["step"] for note in notes if note["what"] == "begun"), default=0)
-    return named, begun
+def last_note(folder: Path, lives: int, what: str) -> int:
+    """Return the last step of which rank 0 has written this down in any life."""
+    notes = [note for life in range(lives) for note in read_journal(folder / f"life{life}", 0, what)]
+    return max((note["step"] for note in notes), default=0)
 
 
 def may_have_got_its_name_unnoticed(case: Case, death: Death) -> bool:
@@ -101,16 +107,14 @@ def may_have_got_its_name_unnoticed(case: Case, death: Death) -> bool:
 def die(case: Case, config: Config, folder: Path, life: int, death: Death, began: int) -> tuple[int, int]:
     """Let one life end by `death`; return the bounds of the step from which the next one goes on."""
     rank_ended(config, case.world_size, folder / f"life{life}", death, model=case.model)
-    named, begun = newest_by_journal(folder, life + 1)
-    done = max(
-        (note["step"] for note in read_journal(folder / f"life{life}", 0) if note["what"] == "step"), default=began
-    )
+    named, begun = (last_note(folder, life + 1, what) for what in ("named", "begun"))
+    done = max((note["step"] for note in read_journal(folder / f"life{life}", 0, "step")), default=began)
     assert done - named <= case.save_every * (2 if case.background else 1)
     return named, begun if may_have_got_its_name_unnoticed(case, death) else named
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_killed_at_any_moment_a_run_goes_on_to_the_same_end(case, straight, tmp_path):
+def test_killed_at_any_moment_a_run_goes_on_to_the_same_end(case, start, straight, tmp_path):
     outcomes, rows = straight(case.world_size, case.model)
     saving = {"save_every": case.save_every, "background": case.background, "keep": case.keep}
     config = config_of(case.model, checkpoint=str(tmp_path / "run"), resume=True, **saving)
@@ -134,7 +138,7 @@ def test_killed_at_any_moment_a_run_goes_on_to_the_same_end(case, straight, tmp_
 
 def first_step(journal: Path) -> int | None:
     """Return the steps that this life had behind it when it began; None if it did not come so far."""
-    return next((note["step"] - 1 for note in read_journal(journal, 0) if note["what"] == "step"), None)
+    return next((note["step"] - 1 for note in read_journal(journal, 0, "step")), None)
 
 
 def test_the_cases_are_as_many_and_as_various_as_they_should_be():
@@ -157,14 +161,14 @@ def test_the_cases_are_as_many_and_as_various_as_they_should_be():
         ("own generator", 2, "dropout"),
     ],
 )
-def test_the_comparison_would_notice_what_is_left_out(without, world_size, model, tmp_path):
+def test_the_comparison_would_notice_what_is_left_out(without, world_size, model, start, tmp_path):
     more = {"model": model, "without": without}
-    straight = start(world_size, config_of(model), tmp_path / "straight", **more)
+    whole = start(world_size, config_of(model), tmp_path / "straight", **more)
     config = config_of(model, checkpoint=str(tmp_path / "run"), resume=True, save_every=3)
     rank_ended(config, world_size, tmp_path / "first", Death(1, 5, "trained"), **more)
     resumed = start(world_size, config, tmp_path / "second", **more)
     assert resumed[0].first_step == 3
-    assert resumed[0].checksum != straight[0].checksum
+    assert resumed[0].checksum != whole[0].checksum
 
 
 # --- Another number of ranks -----------------------------------------------------------------------
@@ -177,7 +181,7 @@ def steps_of(rows: int, world_size: int) -> int:
 
 @pytest.mark.parametrize(("before", "after", "background"), [(2, 3, False), (3, 2, True), (4, 1, False), (1, 4, True)])
 def test_resumed_by_another_number_of_ranks_no_row_of_the_epoch_is_lost_or_seen_twice(
-    before, after, background, tmp_path
+    before, after, background, start, tmp_path
 ):
     config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True, save_every=2, background=background)
     rank_ended(config, before, tmp_path / "first", Death(0, 4, "replaced"))  # the file of step 4 is there
@@ -187,13 +191,15 @@ def test_resumed_by_another_number_of_ranks_no_row_of_the_epoch_is_lost_or_seen_
     order = list(DistributedSampler(range(n), 1, 0, seed=TINY.seed))
     left = n - went_on_at * TINY.local_batch * before
     epoch_ends = went_on_at + steps_of(left, after)
-    first = notes_of_steps(tmp_path / "first", before, 0, went_on_at)
-    second = notes_of_steps(tmp_path / "second", after, went_on_at, epoch_ends)
-    seen = Counter(row for note in first + second for row in note["rows"])
+    notes = [note for rank in range(before) for note in read_journal(tmp_path / "first", rank, "step")]
+    notes = [note for note in notes if note["step"] <= went_on_at]
+    notes += [note for rank in range(after) for note in read_journal(tmp_path / "second", rank, "step")]
+    notes = [note for note in notes if note["step"] <= epoch_ends]
+    seen = Counter(row for note in notes for row in note["rows"])
     repeated = order[: -left % after]  # to give all ranks the same number, as torch does
     assert seen == Counter(order) + Counter(repeated)
 
-    loss = sum(note["loss"] * len(note["rows"]) for note in first + second) / seen.total()
+    loss = sum(note["loss"] * len(note["rows"]) for note in notes) / seen.total()
     assert results[0].losses[0] == pytest.approx(loss, rel=1e-6)
     assert {result.checksum for result in results} == {results[0].checksum}
     assert [result.own_losses[0] for result in results] == [None] * after and None not in results[0].own_losses[1:]
@@ -205,44 +211,31 @@ def test_resumed_by_another_number_of_ranks_no_row_of_the_epoch_is_lost_or_seen_
         assert [row for rows in by_step.values() for row in rows] == list(sampler)
 
 
-def notes_of_steps(journal: Path, world_size: int, after: int, until: int) -> list[dict]:
-    return [
-        note
-        for rank in range(world_size)
-        for note in read_journal(journal, rank)
-        if note["what"] == "step" and after < note["step"] <= until
-    ]
-
-
 # --- Signals ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("world_size", "background"), [(2, True), (3, False)])
-def test_a_sigterm_to_one_rank_stops_all_at_one_step_and_they_go_on_exactly(world_size, background, straight, tmp_path):
+@pytest.mark.parametrize(
+    ("world_size", "background", "step"),
+    [(2, True, 3), (3, False, 3), (2, False, STEPS[2] // 2 - 1)],  # the last one ends with its epoch
+)
+def test_a_sigterm_to_one_rank_stops_all_at_one_step_and_they_go_on_exactly(
+    world_size, background, step, start, straight, tmp_path
+):
     config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True, background=background)
-    last_rank = world_size - 1
-    stopped = start(world_size, config, tmp_path / "first", Death(last_rank, 3, "reading", signal=signal.SIGTERM))
-    assert [(result.stopped, result.steps) for result in stopped] == [(True, 4)] * world_size
-    assert [path.name for path in (tmp_path / "run").glob("*.pt")] == ["step-0000000004.pt"]
+    death = Death(world_size - 1, step, "reading", signal=signal.SIGTERM)
+    stopped = start(world_size, config, tmp_path / "first", death)
+    epochs = (step + 1) // (STEPS[world_size] // 2)
+    assert [(r.stopped, r.steps, len(r.losses)) for r in stopped] == [(True, step + 1, epochs)] * world_size
+    assert [path.name for path in (tmp_path / "run").glob("*.pt")] == [f"step-{step + 1:010d}.pt"]
     resumed = start(world_size, config, tmp_path / "second")
-    assert [(result.stopped, result.first_step) for result in resumed] == [(False, 4)] * world_size
+    assert [(r.stopped, r.first_epoch, r.first_step) for r in resumed] == [(False, epochs, step + 1)] * world_size
     assert [outcome(result) for result in resumed] == straight(world_size, "mlp")[0]
 
 
-def test_a_sigterm_in_the_last_step_of_an_epoch_ends_with_the_whole_epoch(straight, tmp_path):
-    config = config_of("mlp", checkpoint=str(tmp_path / "run"), resume=True)
-    epoch = STEPS[2] // 2
-    stopped = start(2, config, tmp_path / "first", Death(1, epoch - 1, "reading", signal=signal.SIGTERM))
-    assert [(r.stopped, r.steps, len(r.losses)) for r in stopped] == [(True, epoch, 1)] * 2
-    resumed = start(2, config, tmp_path / "second")
-    assert (resumed[0].first_epoch, resumed[0].first_step) == (1, epoch)
-    assert [outcome(result) for result in resumed] == straight(2, "mlp")[0]
-
-
-def test_a_sigusr1_to_one_rank_saves_and_the_run_goes_on(straight, tmp_path):
+def test_a_sigusr1_to_one_rank_saves_and_the_run_goes_on(start, straight, tmp_path):
     config = config_of("mlp", checkpoint=str(tmp_path / "run"))
     results = start(3, config, tmp_path / "only", Death(2, 3, "reading", signal=signal.SIGUSR1))
-    saved = [note["step"] for note in read_journal(tmp_path / "only", 0) if note["what"] == "saved"]
+    saved = [note["step"] for note in read_journal(tmp_path / "only", 0, "saved")]
     assert saved == [4, 8, 16]  # 8 steps in an epoch
     assert not results[0].stopped and [outcome(result) for result in results] == straight(3, "mlp")[0]
 
@@ -254,24 +247,8 @@ OPTIONS = ["--epochs=100000", "--hidden=16", "--local-batch=64", "--backend=gloo
 TRAIN = ["-m", "ddp_course.train", *OPTIONS]
 
 
-@pytest.fixture
-def two_cores():
-    """One thread for each of two ranks: `launch` shares out the cores that it may use."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[:2])
-    yield
-    os.sched_setaffinity(0, cores)
-
-
 def saved_steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:15]) for path in folder.glob("step-*.pt"))
-
-
-def wait_for(condition, alive, what: str, limit_s: float = 90.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert alive() and time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def ask_for_a_save_within_an_epoch(folder: Path, signal_it, alive) -> None:
@@ -285,17 +262,17 @@ def ask_for_a_save_within_an_epoch(folder: Path, signal_it, alive) -> None:
     wait_for(within, alive, "a file within an epoch")
 
 
-def goes_on_exactly(folder: Path, tmp_path: Path) -> None:
+def goes_on_exactly(start, folder: Path, tmp_path: Path) -> None:
     """Resume at what was saved last, to the end of that epoch; compare with a run that nobody stopped."""
     last = saved_steps(folder)[-1]
     config = replace(TINY, epochs=last // EPOCH + 1)
-    straight = start(2, config, tmp_path / "straight")
+    whole = start(2, config, tmp_path / "whole")
     resumed = start(2, replace(config, checkpoint=str(folder), resume=True), tmp_path / "resumed")
-    assert resumed[0].first_step == last and resumed[0].steps == straight[0].steps
-    assert [outcome(result) for result in resumed] == [outcome(result) for result in straight]
+    assert resumed[0].first_step == last and resumed[0].steps == whole[0].steps
+    assert [outcome(result) for result in resumed] == [outcome(result) for result in whole]
 
 
-def test_the_command_saves_on_sigusr1_and_on_sigterm_saves_and_ends_with_143(two_cores, tmp_path):
+def test_the_command_saves_on_sigusr1_and_on_sigterm_saves_and_ends_with_143(two_cores, start, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, *TRAIN, "--world-size=2", f"--checkpoint={folder}"]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -308,10 +285,10 @@ def test_the_command_saves_on_sigusr1_and_on_sigterm_saves_and_ends_with_143(two
         program.communicate()
     assert program.returncode == 143, errors
     assert f"stopped by a signal after step {saved_steps(folder)[-1]}, saved" in said
-    goes_on_exactly(folder, tmp_path)
+    goes_on_exactly(start, folder, tmp_path)
 
 
-def test_under_torchrun_a_signal_to_one_rank_is_every_ranks(tmp_path):
+def test_under_torchrun_a_signal_to_one_rank_is_every_ranks(start, tmp_path):
     folder = tmp_path / "run"
     with Node([*TRAIN, f"--checkpoint={folder}"]) as node:
         ask_for_a_save_within_an_epoch(
@@ -320,4 +297,4 @@ def test_under_torchrun_a_signal_to_one_rank_is_every_ranks(tmp_path):
         os.kill(node.rank_pids()[1], signal.SIGTERM)
         assert node.wait(60) == 1  # torchrun's own, whatever a rank's was
     assert "exitcode  : 143" in node.errors, node.errors
-    goes_on_exactly(folder, tmp_path)
+    goes_on_exactly(start, folder, tmp_path)

@@ -87,6 +87,8 @@ def _disagreement(found: Difference, ranks: list[Whereabouts], failure: Failure 
         calls += "Every rank must call new_group for every group, in the same order, also for those it is not in."
     else:
         calls += f"\n{_in_what(list(found.calls.values()))} {SAME_CALLS}"
+    if found.alone is None and len(ranks) > 2:  # of two, nobody would expect it
+        calls += "\nThe calls alone do not tell who is wrong."
     text = f"ranks disagree about collective #{number}:{calls}{_of_torch(failure)}"
     return RankError("hung", found.alone, text, ranks, failure)
 

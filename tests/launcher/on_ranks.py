@@ -6,9 +6,12 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from tests.waiting import wait_for
 
 
 def add_ranks(rank, world_size, start=0.0):
@@ -181,9 +184,12 @@ def what_is_kept(rank, world_size):
 def end_group_after_an_error(rank, world_size, folder):
     """Rank 1 never comes, and ends its group. Whoever loses it does the same; returns what the others are told."""
     dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=world_size)
+    (Path(folder) / f"connected-{rank}").touch()
     try:
         if rank != 1:
             dist.all_reduce(torch.ones(1000))
+        else:  # who ends its group while others still connect to it breaks their init_process_group
+            wait_for(lambda: len(list(Path(folder).glob("connected-*"))) == world_size, lambda: True, "all connected")
     except RuntimeError as error:
         return str(error)
     finally:

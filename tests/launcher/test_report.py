@@ -114,6 +114,8 @@ def test_the_rank_that_stands_alone_is_blamed(other):
     assert "ranks disagree about collective #1" in str(hung.explain(3, ranks))
     assert hung.explain(3, ranks).rank == 1
     assert hung.explain(3, ranks[:2]).rank is None
+    ranks[2] = rank(2, status="running")
+    assert hung.explain(3, ranks).rank is None and "do not tell who is wrong" in str(hung.explain(3, ranks))
 
 
 def test_a_rank_that_finds_a_disagreement_is_not_the_one_to_blame():

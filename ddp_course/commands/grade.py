@@ -74,6 +74,9 @@ def print_grades(whole_class) -> None:
     """Grade all, and print a line for each submission as soon as it is done."""
     from tqdm import tqdm
 
+    from ddp_course.grading.class_report import write_report
+    from ddp_course.grading.marks import write_marks
+
     width = max(9, *(len(student) for student, _ in whole_class.digests))
     before, started = len(whole_class.done), time.monotonic()
     with tqdm(total=len(whole_class.digests), initial=before, unit="submission", disable=None) as bar:
@@ -88,9 +91,12 @@ def print_grades(whole_class) -> None:
                     bar.write(f"{'':{width}}   {note}")
                 bar.update()
         finally:
-            table = whole_class.write_table()
+            submissions = whole_class.graded()
+            tables = write_marks(submissions, whole_class.into)
+            report = write_report(submissions, whole_class.root, whole_class.into)
     print(f"graded in {time.monotonic() - started:.0f} s")
-    print(f"points: {table}, and for formgrader {whole_class.into / 'gradebook.db'}")
+    print(f"points: {', '.join(map(str, tables))}, and for formgrader {whole_class.into / 'gradebook.db'}")
+    print(f"the class: {report}")
     print(f"feedback: {whole_class.into / 'feedback'}")
 
 

@@ -25,16 +25,17 @@ from traitlets import Instance, Unicode
 
 from ddp_course.grading.box import Box
 from ddp_course.grading.execute import NOT_JUDGED, SturdyClient, add_error, cell_role
-from ddp_course.grading.exercise import AnswerFailed, Fault
+from ddp_course.grading.exercise import AnswerFailed, Fault, summary
 from ddp_course.grading.isolated import NotJudged
 from ddp_course.grading.limits import Watch
-from ddp_course.grading.outside import points_of
+from ddp_course.grading.outside import verdicts_on
 from ddp_course.grading.registry import exercise_of
 from ddp_course.grading.wire import MOST_LETTERS
 
 ROUND_S = 200.0  # for one round of a check: ranks that start, and the answer's own limit
 MOST_OUTPUT = 200_000  # letters of a cell's output that are kept
 SHOWN = ("text/plain", "image/png")  # what a page may have of a stranger's output: nothing that runs in a browser
+VERDICTS = "verdicts"  # in the metadata of a test cell that was judged, for `class_report.py`
 SERVE = "__import__('ddp_course.grading.inside', fromlist=['serve']).serve({asked!r}, {told!r}, globals())"
 
 
@@ -119,11 +120,12 @@ class BoxedClient(SturdyClient):
 
         exercise = exercise_of(cell.metadata.nbgrader.grade_id)
         try:
-            points, text = await asyncio.to_thread(points_of, exercise, ask, self.seed, self.box.scratch)
+            verdicts, text = await asyncio.to_thread(verdicts_on, exercise, ask, self.seed, self.box.scratch)
         except NotJudged as error:
             add_error(cell, NOT_JUDGED, str(error))
             return
-        data = {"text/plain": str(points)}
+        cell.metadata[VERDICTS] = [summary(verdict) for verdict in verdicts]
+        data = {"text/plain": str(sum(verdict.points for verdict in verdicts))}
         cell.outputs = [
             nbformat.v4.new_output("stream", text=text + "\n"),
             nbformat.v4.new_output("execute_result", data, execution_count=None),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 import stat
+import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class Graded:
     points: dict[str, float] = field(default_factory=dict)  # by exercise
     reason: str = ""  # why there are no points
     notes: list[str] = field(default_factory=list)  # cells that ended or blocked the kernel
+    seconds: float = 0.0  # that grading took
     again: bool = False  # whether the reason is this machine's, and the submission is to be graded again
 
 
@@ -121,7 +123,7 @@ class Classroom:
         Args:
             reason: why this submission cannot be graded, if that is known already.
         """
-        folder, graded = LESSONS[lesson], Graded(student, lesson)
+        folder, graded, began_s = LESSONS[lesson], Graded(student, lesson), time.monotonic()
         graded.reason = reason or unreadable(self.submissions / student / folder / f"{folder}.ipynb")
         if not graded.reason:
             self._stage(student, folder)
@@ -141,6 +143,7 @@ class Classroom:
         result = self.api.generate_feedback(folder, student)
         if not result["success"]:
             graded.notes.append(f"no feedback: {_reason(result)}")
+        graded.seconds = round(time.monotonic() - began_s, 1)
         return graded
 
     def points(self, student: str, lesson: str) -> dict[str, float]:

@@ -91,6 +91,18 @@ class Verdict:
         return self.check.points if self.reached and self.fault is None else 0
 
 
+def summary(verdict: Verdict) -> dict[str, Any]:
+    """Return what a teacher counts over a class, as plain data."""
+    cause = verdict.fault.cause if verdict.fault else ""
+    return {
+        "check": verdict.check.name,
+        "points": verdict.points,
+        "of": verdict.check.points,
+        "reached": verdict.reached,
+        "cause": cause,
+    }
+
+
 def shown(verdict: Verdict) -> str:
     """Return the lines that a learner reads about one check."""
     check, fault = verdict.check, verdict.fault

@@ -21,7 +21,7 @@ import cloudpickle
 
 from ddp_course.grading import wire
 from ddp_course.grading.checking import judged, told
-from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
+from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict
 from ddp_course.grading.isolated import LIMIT_S, NotJudged
 from ddp_course.grading.registry import find_exercise, judges
 
@@ -67,8 +67,8 @@ def _form(text: str, world_size: int) -> dict[str, Any]:
     return reply
 
 
-def points_of(exercise_id: str, ask: Ask, seed: str, scratch: Path) -> tuple[int, str]:
-    """Judge an exercise; return the points and what a learner reads.
+def verdicts_on(exercise_id: str, ask: Ask, seed: str, scratch: Path) -> tuple[list[Verdict], str]:
+    """Judge an exercise; return a verdict on each check, and what a learner reads.
 
     Args:
         seed: chooses the cases.
@@ -81,7 +81,7 @@ def points_of(exercise_id: str, ask: Ask, seed: str, scratch: Path) -> tuple[int
     multiprocessing.util.get_temp_dir()  # of this process: chosen now, and not in the box
     with mock.patch.object(tempfile, "tempdir", str(scratch)), _judges_travel():
         verdicts, printed = judged(exercise, lambda: answer, seed)
-    return sum(verdict.points for verdict in verdicts), told(exercise, verdicts, printed)
+    return verdicts, told(exercise, verdicts, printed)
 
 
 @contextmanager

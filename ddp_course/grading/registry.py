@@ -59,6 +59,11 @@ def find_exercise(exercise_id: str) -> Exercise:
     return found
 
 
+def answer_cell(exercise_id: str) -> str:
+    """Return the name of an exercise's answer cell: "ex-03-1-answer"."""
+    return f"ex-{exercise_id.replace('.', '-')}-answer"
+
+
 def test_cell(exercise_id: str) -> str:
     """Return the name of an exercise's test cell: "ex-03-1-test"."""
     return f"ex-{exercise_id.replace('.', '-')}-test"

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from ddp_course.grading.execute import SturdyClient, cell_role
 from ddp_course.grading.exercise import Exercise
-from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
+from ddp_course.grading.registry import LESSONS, answer_cell, exercises_of, find_exercise
 
 _CHECK = "from ddp_course.grading import check as _check\n_check({id!r}, {function}, seed={seed})"
 
@@ -83,7 +83,7 @@ def with_checks(
 
 def _position(cells: list[NotebookNode], exercise: Exercise) -> int:
     """The last cell that belongs to the exercise: all up to the next exercise's answer, or to the end."""
-    key = f"ex-{exercise.id.replace('.', '-')}-answer"
+    key = answer_cell(exercise.id)
     start = next((i for i, c in enumerate(cells) if c.metadata.get("nbgrader", {}).get("grade_id") == key), None)
     if start is None:
         return len(cells) - 1

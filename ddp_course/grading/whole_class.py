@@ -3,14 +3,14 @@
 First the course's own solutions are graded: where they do not get full marks, no other mark would mean anything. Then
 some processes take one submission after the other. One that dies, or does not come to an end, costs only the submission
 it had in hand. What is done is noted in grading.jsonl, so an interrupted run goes on where it was; a submission is
-graded again when it, the exercises or the checks have changed. At the end there is grades.csv, a row for each.
+graded again when it, the exercises or the checks have changed.
 
-Needs nbgrader and pebble. Read next: `classroom.py`, how one submission is graded.
+Needs nbgrader and pebble. Read next: `classroom.py`, how one submission is graded; `marks.py` and `class_report.py`,
+what an instructor gets.
 """
 
 from __future__ import annotations
 
-import csv
 import ctypes
 import hashlib
 import multiprocessing
@@ -21,17 +21,17 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError, as_completed
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ddp_course.grading import journal, progress
 from ddp_course.grading.classroom import Classroom, Graded
 from ddp_course.grading.limits import patience
-from ddp_course.grading.registry import LESSONS, exercises_of, judges
+from ddp_course.grading.registry import LESSONS, judges
 
 LIMIT_S = 900.0  # for one submission; the notebook's own limit, in execute.py, is far below
-JOURNAL, TABLE, SECRET = "grading.jsonl", "grades.csv", "class_secret"
+JOURNAL, SECRET = "grading.jsonl", "class_secret"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _classroom: Classroom | None = None  # of a worker process
 
@@ -82,33 +82,10 @@ class WholeClass:
                 journal.append(self.into / JOURNAL, {**asdict(graded), "digest": self.digests[_key(graded)]})
             yield graded
 
-    def write_table(self) -> Path:
-        """Write grades.csv: a row for each submission, with the points of each exercise."""
-        most = max(len(exercises_of(lesson)) for _, lesson in self.digests)
-        path = self.into / TABLE
-        scratch = path.with_suffix(".csv.part")
-        with scratch.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["student", "lesson", "points", "of", *(f"exercise {n + 1}" for n in range(most)), "remark"])
-            table.writerows(self._table_row(self.done[key], most) for key in self.digests if key in self.done)
-        scratch.replace(path)
-        return path
-
-    def _table_row(self, graded: Graded, most: int) -> list:
-        # From the gradebook, since a person may have corrected the points there.
-        points = self.classroom.points(graded.student, graded.lesson)
-        remark = f"not graded: {graded.reason}" if graded.reason else "; ".join(graded.notes)
-        full = sum(exercise.points for exercise in exercises_of(graded.lesson))
-        row = [f"{earned:g}" for earned in points.values()]
-        return [
-            graded.student,
-            graded.lesson,
-            f"{sum(points.values()):g}",
-            full,
-            *row,
-            *[""] * (most - len(row)),
-            remark,
-        ]
+    def graded(self) -> list[Graded]:
+        """What is graded so far, with the points of the gradebook, where a person may have corrected them."""
+        found = [self.done[key] for key in self.digests if key in self.done]
+        return [replace(each, points=self.classroom.points(each.student, each.lesson)) for each in found]
 
     def _graded_before(self) -> dict[tuple[str, str], Graded]:
         done = {}

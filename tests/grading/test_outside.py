@@ -9,7 +9,7 @@ import pytest
 from ddp_course.grading import wire
 from ddp_course.grading.exercise import AnswerFailed, Fault
 from ddp_course.grading.isolated import NotJudged
-from ddp_course.grading.outside import NO_ANSWER, points_of
+from ddp_course.grading.outside import NO_ANSWER, verdicts_on
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
 
 # In a process that has no judges, as in a box.
@@ -42,7 +42,7 @@ def test_what_the_judge_asks_for_is_understood_where_no_judge_is(tmp_path):
             raise Enough
 
         with pytest.raises(Enough):
-            points_of(exercise.id, ask, "seed", tmp_path)
+            verdicts_on(exercise.id, ask, "seed", tmp_path)
         asked.append(str(path))
     done = subprocess.run([sys.executable, "-c", UNDERSTAND, *asked], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and len(asked) == 62
@@ -50,7 +50,8 @@ def test_what_the_judge_asks_for_is_understood_where_no_judge_is(tmp_path):
 
 def told(reply: object, tmp_path) -> tuple[int, str]:
     text = reply if isinstance(reply, str) else wire.written(reply)
-    return points_of("03.1", lambda request: text, "seed", tmp_path)
+    verdicts, said = verdicts_on("03.1", lambda request: text, "seed", tmp_path)
+    return sum(verdict.points for verdict in verdicts), said
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,6 @@ def test_cases_are_those_of_the_classs_secret(tmp_path):
             asked.setdefault(seed, []).append(request)
             raise AnswerFailed(Fault())
 
-        points_of("09.1", ask, seed, tmp_path)
+        verdicts_on("09.1", ask, seed, tmp_path)
     assert find_exercise("09.1").points == 5
     assert asked["one"][0] != asked["another"][0]

@@ -128,7 +128,7 @@ FORGE = {
 import ddp_course.grading.checking as c, ddp_course.grading as g, ddp_course.grading.outside as o
 g.check = c.check = lambda *_, **__: 5
 c.judged = lambda exercise, *_: ([type("V", (), {"points": 5})()] * 5, [])
-o.points_of = lambda *_: (5, "")
+o.verdicts_on = lambda *_: ([], "5")
 place = lambda *_: None""",
     "everything is equal": """
 class Same(tuple):

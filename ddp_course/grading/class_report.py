@@ -1,0 +1,131 @@
+"""What does a teacher look at after a class? class_report.html: marks, checks that fail and why, time, likenesses.
+
+All of it is read again from what grading has left on disk, so it is whole after an interruption, too. A check that most
+of a class fails, with one cause above all, is a lesson that should be improved.
+
+Read next: `class_report.html.j2`, the page; `alike.py`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from ddp_course.grading.alike import Pair, pairs_alike
+from ddp_course.grading.boxed import VERDICTS
+from ddp_course.grading.classroom import Graded
+from ddp_course.grading.execute import cell_role
+from ddp_course.grading.marks import full_marks
+from ddp_course.grading.registry import LESSONS, answer_cell, exercise_of, exercises_of
+
+REPORT = "class_report.html"
+CAUSES, SLOWEST, PAIRS = 3, 5, 20  # how many are shown of each
+
+
+def write_report(submissions: list[Graded], root: Path, into: Path) -> Path:
+    """Write the page about these submissions; return where it is.
+
+    Args:
+        root: the course's folder, with what was released.
+        into: where autograded/ is, and the page will be.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+    lessons = sorted({graded.lesson for graded in submissions})
+    facts = [lesson_facts(lesson, [g for g in submissions if g.lesson == lesson], root, into) for lesson in lessons]
+    path, scratch = into / REPORT, into / f"{REPORT}.part"
+    scratch.write_text(pages.get_template("class_report.html.j2").render(lessons=facts), encoding="utf-8")
+    return scratch.replace(path)
+
+
+def lesson_facts(lesson: str, submissions: list[Graded], root: Path, into: Path) -> dict[str, Any]:
+    """Return what the page says about one lesson."""
+    graded = [each for each in submissions if not each.reason]
+    notebooks = {each.student: _read(into / "autograded" / each.student, lesson) for each in graded}
+    marks = [sum(each.points.values()) for each in graded]
+    timed = sorted((each for each in graded if each.seconds), key=lambda each: -each.seconds)
+    return {
+        "name": LESSONS[lesson],
+        "of": full_marks(lesson),
+        "graded": len(graded),
+        "not_graded": [(each.student, each.reason) for each in submissions if each.reason],
+        "mean": mean(marks) if marks else None,
+        "median": median(marks) if marks else None,
+        "picture": _picture(lesson, graded) if graded else "",
+        "checks": failed_checks(lesson, list(notebooks.values())),
+        "seconds": median(each.seconds for each in timed) if timed else None,
+        "slowest": timed[:SLOWEST],
+        "pairs": alike(lesson, notebooks, _read(root / "exercises", lesson))[:PAIRS],
+    }
+
+
+def failed_checks(lesson: str, notebooks: list[NotebookNode]) -> list[dict[str, Any]]:
+    """Return for each check how many failed it, were not judged on it, and why; what fails most comes first."""
+    found: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for notebook in notebooks:
+        for cell in notebook.cells:
+            if cell_role(cell) == "test":
+                exercise = exercise_of(cell.metadata.nbgrader.grade_id)
+                for verdict in cell.metadata.get(VERDICTS, []):
+                    found[exercise, verdict["check"]].append(verdict)
+    rows = []
+    for (exercise, check), verdicts in found.items():
+        failed = [v for v in verdicts if v["reached"] and v["points"] < v["of"]]
+        causes = Counter(v["cause"] for v in failed if v["cause"]).most_common(CAUSES)
+        unreached = sum(not v["reached"] for v in verdicts)
+        rows.append({"exercise": exercise, "check": check, "failed": len(failed), "unreached": unreached,
+                     "judged": len(verdicts), "causes": causes})  # fmt: skip
+    return sorted((row for row in rows if row["failed"]), key=lambda row: -row["failed"] / row["judged"])
+
+
+def alike(lesson: str, notebooks: dict[str, NotebookNode], released: NotebookNode) -> list[Pair]:
+    """Return pairs of answers that are alike, of all exercises of a lesson, most alike first."""
+    pairs = []
+    for exercise in exercises_of(lesson):
+        name = answer_cell(exercise.id)
+        given = _source(released, name)
+        answers = {student: _source(notebook, name) for student, notebook in notebooks.items()}
+        pairs += pairs_alike(exercise.id, {who: text for who, text in answers.items() if text != given}, given)
+    return sorted(pairs, key=lambda pair: (-pair.renamed, -pair.as_written))
+
+
+def _source(notebook: NotebookNode, name: str) -> str:
+    return next((c.source for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name), "")
+
+
+def _read(folder: Path, lesson: str) -> NotebookNode:
+    return nbformat.read(folder / LESSONS[lesson] / f"{LESSONS[lesson]}.ipynb", as_version=4)
+
+
+def _picture(lesson: str, graded: list[Graded]) -> str:
+    """How many have how many points, and the mean of each exercise, as SVG."""
+    from matplotlib.figure import Figure
+
+    from ddp_course.draw.charts import name_axes, plain_axes
+    from ddp_course.draw.style import INK, RANK_COLOURS, SMALL
+
+    exercises, blue = exercises_of(lesson), RANK_COLOURS[0]
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    marks, means = figure.subplots(1, 2)
+    plain_axes(marks)
+    plain_axes(means)
+    counted = Counter(round(sum(each.points.values())) for each in graded)
+    marks.bar(range(full_marks(lesson) + 1), [counted[n] for n in range(full_marks(lesson) + 1)], color=blue)
+    marks.yaxis.get_major_locator().set_params(integer=True)
+    name_axes(marks, f"points, of {full_marks(lesson)}", "submissions")
+    shares = [mean(each.points[exercise.id] for each in graded) / exercise.points for exercise in exercises]
+    bars = means.barh([f"{exercise.id} {exercise.title}" for exercise in exercises], shares, color=blue)
+    means.bar_label(bars, [f"{share:.0%}" for share in shares], padding=3, fontsize=SMALL, color=INK)
+    means.set(xlim=(0, 1.12), xticks=[0, 0.5, 1], xticklabels=["0", "50 %", "100 %"])
+    means.invert_yaxis()
+    name_axes(means, "mean share of the points")
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]

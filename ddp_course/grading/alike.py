@@ -17,7 +17,7 @@ from copydetect import CodeFingerprint, compare_files
 from rapidfuzz.fuzz import ratio
 
 GRAM, WINDOW = 20, 4  # letters of the renamed program: the shortest that counts, and how many begin together
-TOO_SHORT = 120  # letters of a renamed program; below, all answers are alike
+TOO_SHORT = 90  # letters of a renamed program; below, all answers are alike
 ALIKE = 0.8
 
 

@@ -8,7 +8,6 @@ Read next: `class_report.html.j2`, the page; `alike.py`.
 
 from __future__ import annotations
 
-import io
 from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import mean, median
@@ -50,6 +49,7 @@ def lesson_facts(lesson: str, submissions: list[Graded], root: Path, into: Path)
     graded = [each for each in submissions if not each.reason]
     notebooks = {each.student: _read(into / "autograded" / each.student, lesson) for each in graded}
     marks = [sum(each.points.values()) for each in graded]
+    counted = Counter(map(round, marks))
     timed = sorted((each for each in graded if each.seconds), key=lambda each: -each.seconds)
     return {
         "name": LESSONS[lesson],
@@ -58,7 +58,8 @@ def lesson_facts(lesson: str, submissions: list[Graded], root: Path, into: Path)
         "not_graded": [(each.student, each.reason) for each in submissions if each.reason],
         "mean": mean(marks) if marks else None,
         "median": median(marks) if marks else None,
-        "picture": _picture(lesson, graded) if graded else "",
+        "marks": [counted[points] for points in range(full_marks(lesson) + 1)],
+        "exercises": [(e, mean(each.points[e.id] for each in graded)) for e in exercises_of(lesson)] if graded else [],
         "checks": failed_checks(lesson, list(notebooks.values())),
         "seconds": median(each.seconds for each in timed) if timed else None,
         "slowest": timed[:SLOWEST],
@@ -102,30 +103,3 @@ def _source(notebook: NotebookNode, name: str) -> str:
 
 def _read(folder: Path, lesson: str) -> NotebookNode:
     return nbformat.read(folder / LESSONS[lesson] / f"{LESSONS[lesson]}.ipynb", as_version=4)
-
-
-def _picture(lesson: str, graded: list[Graded]) -> str:
-    """How many have how many points, and the mean of each exercise, as SVG."""
-    from matplotlib.figure import Figure
-
-    from ddp_course.draw.charts import name_axes, plain_axes
-    from ddp_course.draw.style import INK, RANK_COLOURS, SMALL
-
-    exercises, blue = exercises_of(lesson), RANK_COLOURS[0]
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
-    marks, means = figure.subplots(1, 2)
-    plain_axes(marks)
-    plain_axes(means)
-    counted = Counter(round(sum(each.points.values())) for each in graded)
-    marks.bar(range(full_marks(lesson) + 1), [counted[n] for n in range(full_marks(lesson) + 1)], color=blue)
-    marks.yaxis.get_major_locator().set_params(integer=True)
-    name_axes(marks, f"points, of {full_marks(lesson)}", "submissions")
-    shares = [mean(each.points[exercise.id] for each in graded) / exercise.points for exercise in exercises]
-    bars = means.barh([f"{exercise.id} {exercise.title}" for exercise in exercises], shares, color=blue)
-    means.bar_label(bars, [f"{share:.0%}" for share in shares], padding=3, fontsize=SMALL, color=INK)
-    means.set(xlim=(0, 1.12), xticks=[0, 0.5, 1], xticklabels=["0", "50 %", "100 %"])
-    means.invert_yaxis()
-    name_axes(means, "mean share of the points")
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]

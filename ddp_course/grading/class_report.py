@@ -20,7 +20,6 @@ from ddp_course.grading.alike import Pair, pairs_alike
 from ddp_course.grading.boxed import VERDICTS
 from ddp_course.grading.classroom import Graded
 from ddp_course.grading.execute import cell_role
-from ddp_course.grading.marks import full_marks
 from ddp_course.grading.registry import LESSONS, answer_cell, exercise_of, exercises_of
 
 REPORT = "class_report.html"
@@ -49,16 +48,17 @@ def lesson_facts(lesson: str, submissions: list[Graded], root: Path, into: Path)
     graded = [each for each in submissions if not each.reason]
     notebooks = {each.student: _read(into / "autograded" / each.student, lesson) for each in graded}
     marks = [sum(each.points.values()) for each in graded]
-    counted = Counter(map(round, marks))
+    counted, of = Counter(map(round, marks)), sum(exercise.points for exercise in exercises_of(lesson))
     timed = sorted((each for each in graded if each.seconds), key=lambda each: -each.seconds)
     return {
         "name": LESSONS[lesson],
-        "of": full_marks(lesson),
+        "of": of,
+        "unread": sum(each.question is None for each in graded),
         "graded": len(graded),
         "not_graded": [(each.student, each.reason) for each in submissions if each.reason],
         "mean": mean(marks) if marks else None,
         "median": median(marks) if marks else None,
-        "marks": [counted[points] for points in range(full_marks(lesson) + 1)],
+        "marks": [counted[points] for points in range(of + 1)],
         "exercises": [(e, mean(each.points[e.id] for each in graded)) for e in exercises_of(lesson)] if graded else [],
         "checks": failed_checks(lesson, list(notebooks.values())),
         "seconds": median(each.seconds for each in timed) if timed else None,

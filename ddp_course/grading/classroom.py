@@ -26,7 +26,7 @@ from nbformat import NotebookNode
 
 from ddp_course.grading.execute import KERNEL_DIED, NOT_GRADED, NOT_JUDGED, NOT_RUN, TIMEOUT, cell_role
 from ddp_course.grading.places import need_nbgrader
-from ddp_course.grading.registry import LESSONS, exercises_of, test_cell
+from ddp_course.grading.registry import LESSONS, exercises_of, question_cell, test_cell
 from ddp_course.grading.restore import MOST_BYTES, read, restored, unreadable
 
 
@@ -37,6 +37,7 @@ class Graded:
     student: str
     lesson: str  # "03"
     points: dict[str, float] = field(default_factory=dict)  # by exercise
+    question: float | None = None  # points of the question; None until a person has read the answer
     reason: str = ""  # why there are no points
     notes: list[str] = field(default_factory=list)  # cells that ended or blocked the kernel
     seconds: float = 0.0  # that grading took
@@ -152,6 +153,13 @@ class Classroom:
             grades = gradebook.find_submission_notebook(LESSONS[lesson], LESSONS[lesson], student).grades
             earned = {grade.name: grade.score for grade in grades}
         return {exercise.id: earned.get(test_cell(exercise.id), 0.0) for exercise in exercises_of(lesson)}
+
+    def question(self, student: str, lesson: str) -> float | None:
+        """Return the points of the lesson's question; None while nobody has read the answer."""
+        folder = LESSONS[lesson]
+        with self._gradebook() as gradebook:
+            grade = gradebook.find_grade(question_cell(lesson), folder, folder, student)
+            return None if grade.needs_manual_grade else grade.score
 
     def _autograded(self, student: str, folder: str) -> str:
         result = self.api.autograde(folder, student)

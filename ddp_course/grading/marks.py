@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_course.grading.classroom import Graded
-from ddp_course.grading.registry import LESSONS, exercises_of
+from ddp_course.grading.registry import LESSONS, QUESTION_POINTS, exercises_of
 
 
 def write_marks(submissions: list[Graded], into: Path) -> list[Path]:
@@ -21,7 +21,7 @@ def write_marks(submissions: list[Graded], into: Path) -> list[Path]:
     lessons = sorted({graded.lesson for graded in submissions})
     totals: dict[str, dict[str, str]] = {}
     for graded in submissions:
-        earned = "" if graded.reason else f"{sum(graded.points.values()):g}"
+        earned = "" if graded.reason else f"{total(graded):g}"
         totals.setdefault(graded.student, {})[graded.lesson] = earned
     marks = [(student, [of.get(lesson, "") for lesson in lessons]) for student, of in totals.items()]
     names = [LESSONS[lesson] for lesson in lessons]
@@ -36,20 +36,26 @@ def write_marks(submissions: list[Graded], into: Path) -> list[Path]:
 
 
 def full_marks(lesson: str) -> int:
-    """The points of all exercises of a lesson."""
-    return sum(exercise.points for exercise in exercises_of(lesson))
+    """The points of all exercises of a lesson, and of its question."""
+    return sum(exercise.points for exercise in exercises_of(lesson)) + QUESTION_POINTS
+
+
+def total(graded: Graded) -> float:
+    """All points of a submission; a question that nobody has read yet counts 0."""
+    return sum(graded.points.values()) + (graded.question or 0)
 
 
 def _by_submission(submissions: list[Graded]) -> list[list]:
     most = max((len(graded.points) for graded in submissions), default=0)
     exercises = [f"exercise {number + 1}" for number in range(most)]
-    rows = [["student", "lesson", "points", "of", *exercises, "remark"]]
+    rows = [["student", "lesson", "points", "of", *exercises, "question", "remark"]]
     for graded in submissions:
         earned = [f"{points:g}" for points in graded.points.values()]
-        remark = f"not graded: {graded.reason}" if graded.reason else "; ".join(graded.notes)
-        total = f"{sum(graded.points.values()):g}"
-        empty = [""] * (most - len(earned))
-        rows.append([graded.student, graded.lesson, total, full_marks(graded.lesson), *earned, *empty, remark])
+        earned += [""] * (most - len(earned))
+        unread = [] if graded.reason or graded.question is not None else ["nobody has read the question's answer yet"]
+        remark = f"not graded: {graded.reason}" if graded.reason else "; ".join(graded.notes + unread)
+        of, question = full_marks(graded.lesson), "" if graded.question is None else f"{graded.question:g}"
+        rows.append([graded.student, graded.lesson, f"{total(graded):g}", of, *earned, question, remark])
     return rows
 
 

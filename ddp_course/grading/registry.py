@@ -30,6 +30,9 @@ LESSONS = {
 }
 
 
+QUESTION_POINTS = 3  # of each lesson's question, which a person reads
+
+
 def exercises_of(lesson: str) -> tuple[Exercise, ...]:
     """Return the exercises of one lesson, such as "03".
 
@@ -67,6 +70,11 @@ def answer_cell(exercise_id: str) -> str:
 def test_cell(exercise_id: str) -> str:
     """Return the name of an exercise's test cell: "ex-03-1-test"."""
     return f"ex-{exercise_id.replace('.', '-')}-test"
+
+
+def question_cell(lesson: str) -> str:
+    """Return the name of the cell with the answer that a person reads: "ex-03-question"."""
+    return f"ex-{lesson}-question"
 
 
 def exercise_of(cell: str) -> str:

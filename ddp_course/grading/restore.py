@@ -2,7 +2,8 @@
 
 Cells are known by the names that nbgrader gives them. A text, check or test cell that was changed, copied, turned into
 Markdown or taken out is as it was released. So is the place of an answer; a second cell with an answer's name, or an
-answer that has lost its name, is a cell that the learner added, and runs where it stands.
+answer that has lost its name, is a cell that the learner added, and runs where it stands. An answer in words becomes
+plain text.
 
 Read next: `boxed.py`, which runs the notebook.
 """
@@ -10,12 +11,15 @@ Read next: `boxed.py`, which runs the notebook.
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
 MOST_BYTES = 50 * 2**20  # of one file of a submission
+MOST_WORDS = 20_000  # letters of an answer in words
 
 
 def unreadable(path: Path) -> str:
@@ -52,16 +56,27 @@ def restored(release: NotebookNode, submitted: NotebookNode) -> NotebookNode:
         if name in missing:
             missing.remove(name)
             place = name
-            if name in answers:
-                known[name].source = cell.source
+            if name in answers and cell.source != known[name].source:
+                known[name].source = cell.source if known[name].cell_type == "code" else _as_text(cell.source)
         elif cell.cell_type == "code" and (name in answers or name not in known):
             added.setdefault(place, []).append(nbformat.v4.new_code_cell(cell.source))
     for name in missing & answers:
-        known[name].source = ""  # not the released one, which would hide an answer that has lost its name
+        if known[name].cell_type == "code":
+            known[name].source = ""  # not the released one, which would hide an answer that has lost its name
     release.cells = added.get("", []) + [
         c for cell in release.cells for c in (cell, *added.get(_name(cell) or None, []))
     ]
     return release
+
+
+def _as_text(source: str) -> str:
+    """Return Markdown that shows these words as they are: no link, picture, formula or HTML of a learner's.
+
+    It is shown on the learner's page, and in formgrader, where a script would have the instructor's rights.
+    """
+    lines = [part for line in source[:MOST_WORDS].splitlines() for part in textwrap.wrap(line, 100) or [""]]
+    fence = "`" * (3 + max(map(len, re.findall("`+", source)), default=0))
+    return "\n".join([f"{fence}text", *lines, fence])
 
 
 def _name(cell: NotebookNode) -> str:

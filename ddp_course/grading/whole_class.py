@@ -84,8 +84,9 @@ class WholeClass:
 
     def graded(self) -> list[Graded]:
         """What is graded so far, with the points of the gradebook, where a person may have corrected them."""
-        found = [self.done[key] for key in self.digests if key in self.done]
-        return [replace(each, points=self.classroom.points(each.student, each.lesson)) for each in found]
+        found = {key: self.done[key] for key in self.digests if key in self.done}
+        room = self.classroom
+        return [replace(each, points=room.points(*key), question=room.question(*key)) for key, each in found.items()]
 
     def _graded_before(self) -> dict[tuple[str, str], Graded]:
         done = {}

@@ -5,6 +5,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from ddp_course.grading.execute import cell_role
 from ddp_course.grading.registry import LESSONS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def cell_of(notebook: NotebookNode, grade_id: str) -> NotebookNode:
 
 def answer_cells(path: Path) -> dict[str, str]:
     """Return the answer cells of a notebook, by exercise."""
-    cells = [c for c in nbformat.read(path, as_version=4).cells if c.metadata.get("nbgrader", {}).get("solution")]
+    cells = [c for c in nbformat.read(path, as_version=4).cells if cell_role(c) == "answer"]
     return {c.metadata.nbgrader.grade_id[3:7].replace("-", "."): c.source for c in cells}
 
 

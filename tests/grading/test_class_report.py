@@ -34,9 +34,9 @@ def rows(path) -> list[list[str]]:
 
 
 def test_a_platform_gets_a_row_for_each_student_and_no_zero_where_nothing_was_graded(tmp_path):
-    none = dict.fromkeys(FULL, 0.0)
+    none, unread = dict.fromkeys(FULL, 0.0), "nobody has read the question's answer yet"
     submissions = [
-        Graded("ada", "03", FULL, seconds=3),
+        Graded("ada", "03", FULL, question=2, seconds=3),
         Graded("ada", "00", {e.id: 1.0 for e in exercises_of("00")}),
         Graded("o'brien, m", "03", none | {"03.2": 2.5}, notes=["late"]),
         Graded("eve", "03", none, reason="the file is empty"),
@@ -44,18 +44,28 @@ def test_a_platform_gets_a_row_for_each_student_and_no_zero_where_nothing_was_gr
     paths = write_marks(submissions, tmp_path)
     assert [path.name for path in paths] == ["grades.csv", "grades_canvas.csv", "grades_moodle.csv"]
     names = ["00_start_here", "03_process_groups"]
-    of = [str(sum(e.points for e in exercises_of(lesson))) for lesson in ("00", "03")]
+    of = [str(sum(e.points for e in exercises_of(lesson)) + registry.QUESTION_POINTS) for lesson in ("00", "03")]
     assert rows(paths[1]) == [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names],
         ["Points Possible", "", "", "", "", *of],
-        ["ada", "", "", "ada", "", "3", "18"],
+        ["ada", "", "", "ada", "", "3", "20"],
         ["o'brien, m", "", "", "o'brien, m", "", "", "2.5"],
         ["eve", "", "", "eve", "", "", ""],
     ]
     assert rows(paths[2])[2:] == [["o'brien, m", "", "2.5"], ["eve", "", ""]]
-    assert rows(paths[0])[0] == ["student", "lesson", "points", "of", *(f"exercise {n}" for n in range(1, 5)), "remark"]
-    assert rows(paths[0])[2] == ["ada", "00", "3", of[0], "1", "1", "1", "", ""]
-    assert rows(paths[0])[4] == ["eve", "03", "0", "18", "0", "0", "0", "0", "not graded: the file is empty"]
+    assert rows(paths[0])[0] == [
+        "student",
+        "lesson",
+        "points",
+        "of",
+        *(f"exercise {n}" for n in range(1, 5)),
+        "question",
+        "remark",
+    ]
+    assert rows(paths[0])[1][-3:] == ["3", "2", ""]
+    assert rows(paths[0])[2] == ["ada", "00", "3", of[0], "1", "1", "1", "", "", unread]
+    assert rows(paths[0])[3][-2:] == ["", f"late; {unread}"]
+    assert rows(paths[0])[4] == ["eve", "03", "0", of[1], "0", "0", "0", "0", "", "not graded: the file is empty"]
 
 
 def judged(into, student: str, answers: dict[str, str], failed: tuple[tuple[str, int, str], ...] = ()) -> Graded:
@@ -109,7 +119,8 @@ def test_the_page_says_what_failed_why_and_who_is_alike(tmp_path):
     assert {("03.1", "ada", "ben"), ("03.3", "ben", "cleopatra")} <= pairs and ("03.3", "ada", "ben") not in pairs
     assert not any("dan" in pair for pair in pairs)  # what the release gave to all is nobody's
     page = Texts(write_report(submissions, ROOT, tmp_path).read_text(encoding="utf-8"))
-    assert "4 graded, 1 not graded. Of 18 points, the mean is" in page.text and "<b>bold</b>" in page.text
+    assert "4 graded, 1 not graded. Of the 18 points of the exercises, the mean is" in page.text
+    assert "4 answers to the question wait for a person" in page.text and "<b>bold</b>" in page.text
     assert "eve <script>" in page.text and page.tags.isdisjoint({"script", "b", "img", "iframe"})
     assert list(tmp_path.glob("*.part")) == []
 

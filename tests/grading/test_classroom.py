@@ -71,7 +71,9 @@ def broken() -> nbformat.NotebookNode:
 def graded(tmp_path_factory):
     """The whole class, graded once: the submissions' results by student, the folder, and what was printed."""
     base = tmp_path_factory.mktemp("class")
-    submit(base / "in", "ada", filled("03", solutions("03")))
+    explained = filled("03", solutions("03"))
+    cell_of(explained, "ex-03-question").source = "new_group is a collective <img src=x onerror=alert(1)>"
+    submit(base / "in", "ada", explained)
     submit(base / "in", "ben", filled("03", {}))
     submit(base / "in", "cleo", broken())
     submit(base / "in", "dan", tampered())
@@ -87,6 +89,7 @@ def graded(tmp_path_factory):
         release = release_of(whole_class.classroom)
         results = {student: graded for (student, _), graded in whole_class.done.items()}
     correct_by_hand(base / "out", "ben", "ex-03-2-test", 2)
+    correct_by_hand(base / "out", "ben", "ex-03-question", 1.5)
     return results, base, printed.getvalue(), release
 
 
@@ -139,9 +142,9 @@ def test_the_gradebook_has_a_row_for_each_and_the_reason_where_there_are_no_poin
         scores = {s.student.id: (s.score, s.max_score) for s in submissions}
         manual = [grade.name for s in submissions for grade in s.notebooks[0].grades if grade.needs_manual_grade]
         comments = {s.student.id: {comment.comment for comment in s.notebooks[0].comments} for s in submissions}
-    points = {"ada": 18, "ben": 2, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 3 * bool(WAY)}
-    assert scores == {student: (earned, 18) for student, earned in points.items()}
-    assert manual == []
+    points = {"ada": 18, "ben": 3.5, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 3 * bool(WAY)}
+    assert scores == {student: (earned, 21) for student, earned in points.items()}
+    assert manual == ["ex-03-question"]  # ada's: the others left it as it was released
     assert comments["eve"] == {"not graded: the file is not JSON, so not a notebook"}
     assert comments["fred"] == {f"not graded: no {FOLDER}.ipynb in {FOLDER}/"}
     assert comments["ada"] == {None}
@@ -151,7 +154,9 @@ def test_the_table_has_a_row_for_each(graded):
     with (graded[1] / "out" / "grades.csv").open(newline="", encoding="utf-8") as file:
         rows = {row["student"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["ada", "ben", "cleo", "dan", "eve", "fred", "gus", "hal", "ida"]
-    assert [rows["dan"][name] for name in ("points", "of", "exercise 1", "exercise 4")] == ["4", "18", "4", "0"]
+    columns = ("points", "of", "exercise 1", "exercise 4", "question", "remark")
+    assert [rows["dan"][name] for name in columns] == ["4", "21", "4", "0", "0", ""]
+    assert [rows["ada"][name] for name in columns[-2:]] == ["", "nobody has read the question's answer yet"]
     assert rows["eve"]["remark"] == "not graded: the file is not JSON, so not a notebook"
     assert rows["cleo"]["remark"].startswith("ex-03-1-answer: the kernel died")
 
@@ -165,6 +170,8 @@ def test_feedback_shows_each_named_check_or_why_there_is_none(graded):
     page = feedback(graded, "dan")
     assert "✗ the device follows the local rank" in page and "must follow the local rank" in page
     assert "pwned" in page  # as text
+    page += feedback(graded, "ada")
+    assert "new_group is a collective &lt;img" in page
     runs = RunsInABrowser()
     runs.feed(page)
     assert runs.found == []
@@ -211,7 +218,9 @@ def test_the_same_command_again_grades_only_what_changed(graded):
         assert whole_class.done["ada", "03"] == results["ada"]
     assert "8 of 9 were graded before" in printed.getvalue()
     with (base / "out" / "grades.csv").open(newline="", encoding="utf-8") as file:
-        assert {row["student"]: row["exercise 2"] for row in csv.DictReader(file)}["ben"] == "2"
+        ben = next(row for row in csv.DictReader(file) if row["student"] == "ben")
+    assert (ben["exercise 2"], ben["question"], ben["points"]) == ("2", "1.5", "3.5")
+    assert "6 graded, 3 not graded" in (base / "out" / "class_report.html").read_text()
     assert [line.split()[0] for line in printed.getvalue().splitlines() if "not graded" in line] == ["gus"]
 
 
@@ -249,7 +258,7 @@ def test_formgrader_shows_the_class(graded):
         finally:
             server.terminate()
             server.wait(20)
-    assert {s["student"]: s["score"] for s in students if s["autograded"]} == {"ada": 18, "ben": 2, "cleo": 3, "dan": 4,
+    assert {s["student"]: s["score"] for s in students if s["autograded"]} == {"ada": 18, "ben": 3.5, "cleo": 3, "dan": 4,
                                              "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 3 * bool(WAY)}  # fmt: skip
     assert "Manual Grading" in shown and "Meet at a file" in answers
 

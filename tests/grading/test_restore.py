@@ -1,9 +1,11 @@
 """Of a submission the answers and the added cells are taken; everything else is as it was released."""
 
 import copy
+from html.parser import HTMLParser
 
 import nbformat
 import pytest
+from nbconvert.filters import markdown2html
 
 from ddp_course.grading.restore import read, restored, unreadable
 from tests.grading.submissions import cell_of, filled, released, solutions
@@ -48,6 +50,47 @@ def test_an_answer_cell_of_another_type_is_an_answer(submitted):
     changed = copy.deepcopy(submitted)
     cell_of(changed, ANSWER).cell_type = "raw"
     assert sources(restored(release(), changed)) == sources(submitted)
+
+
+WORDS = [
+    "<script>alert(1)</script> and <img src=x onerror=alert(1)>",
+    "[a](javascript:alert(1)) ![b](https://example.org/seen.png) $\\href{javascript:alert(1)}{x}$",
+    "```\n\n````\n<script>alert(1)</script>\n`````\n<b>out?</b>\n~~~\n<i>out?</i>",
+    "    four spaces\n\n<!-- --><svg onload=alert(1)>\n" + "long " * 300,
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=["html", "links", "fences", "spaces"])
+def test_an_answer_in_words_is_shown_as_it_is_and_nothing_of_it_runs(submitted, words):
+    cell_of(submitted, "ex-03-question").source = words
+    found = cell_of(restored(release(), submitted), "ex-03-question")
+    page = HTMLParts(markdown2html(found.source))
+    assert page.tags <= {"div", "pre", "span", "code"} and page.attributes <= {"class"}
+    assert "".join(page.text.split()) == "".join(words.split())
+    assert max(map(len, found.source.splitlines())) <= 101
+
+
+def test_an_answer_in_words_that_is_not_there_is_the_released_one(submitted):
+    untouched = cell_of(release(), "ex-03-question").source
+    submitted.cells.remove(cell_of(submitted, "ex-03-question"))
+    assert cell_of(restored(release(), submitted), "ex-03-question").source == untouched
+    assert cell_of(restored(release(), filled("03", {})), "ex-03-question").source == untouched
+
+
+class HTMLParts(HTMLParser):
+    """The tags of a page, the names of their attributes, and its text."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text += data
 
 
 def test_an_answer_that_lost_its_name_runs_where_it_stands(submitted):

@@ -6,8 +6,9 @@ whole batch.
 
 from judges.ddp_from_scratch.average import AVERAGE
 from judges.ddp_from_scratch.own_ddp import OWN_DDP, UNUSED
+from judges.ddp_from_scratch.own_test import OWN_TEST
 from judges.ddp_from_scratch.start import START
 
-EXERCISES = (START, AVERAGE, OWN_DDP, UNUSED)
+EXERCISES = (START, AVERAGE, OWN_DDP, UNUSED, OWN_TEST)
 
-__all__ = ["AVERAGE", "EXERCISES", "OWN_DDP", "START", "UNUSED"]
+__all__ = ["AVERAGE", "EXERCISES", "OWN_DDP", "OWN_TEST", "START", "UNUSED"]

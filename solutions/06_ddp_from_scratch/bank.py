@@ -4,6 +4,7 @@ Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import ALL, Right, Wrong
+from tests.grading.submissions import solutions
 
 IMPORTS = """
 import os
@@ -506,7 +507,65 @@ class PatientDDP(nn.parallel.DistributedDataParallel):
         super().__init__(module, find_unused_parameters=True)
 """
 
+# --- 06.5 ------------------------------------------------------------------------------------------
+
+OWN_TEST = solutions("06")["06.5"]
+
+OWN_TEST_BY_WEIGHTS = """
+def trains_right(rank, world_size, wrap):
+    def losses(model, rows):
+        return [model(part).pow(2).sum() for part in rows]
+
+    def train(model, replica, shards):
+        # Momentum and a rate, so that a wrong gradient of any step shows in the last weights.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for step in range(4):
+            if step % 2 == 0:
+                optimizer.zero_grad()
+            (sum(losses(replica, shards[step])) / len(shards[step])).backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 3, dtype=torch.float64), nn.Linear(3, 1, dtype=torch.float64)
+            self.register_buffer("scale", torch.rand(1, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.b(self.a(x).relu()) * self.scale
+
+    generators = [torch.manual_seed(number) and Net() for number in range(world_size)]
+    mine, reference = generators[rank], __import__("copy").deepcopy(generators[0])
+    rows = torch.rand(4, world_size, 6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    found = train(mine, wrap(mine), [[step[rank]] for step in rows])
+    expected = train(reference, reference, [list(step) for step in rows])
+    verdicts = [None] * world_size
+    dist.all_gather_object(verdicts, bool((found - expected).abs().max() < 1e-9))
+    return all(verdicts)
+"""
+
+OWN_TEST_BY_EQUALITY = """
+def trains_right(rank, world_size, wrap):
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    replica = wrap(model)
+    for step in range(3):
+        model.zero_grad()
+        replica(torch.randn(5, 3)).sum().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * (p.grad if p.grad is not None else 0)
+        mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+        everyone = [torch.empty_like(mine) for _ in range(world_size)]
+        dist.all_gather(everyone, mine)
+        if not all(torch.equal(one, everyone[0]) for one in everyone):
+            return False
+    return True
+"""
+
 RIGHT = [
+    right("06.5", "the last weights, with momentum", OWN_TEST_BY_WEIGHTS),
     right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
     right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
     right("06.1", "asynchronous", START_ASYNC_GATHER),
@@ -686,4 +745,30 @@ WRONG = [
     wrong("06.4", "sum", "used some steps", "summed over the ranks, not averaged", PATIENT,
           "            parameter.grad /= dist.get_world_size()\n", ""),
     wrong("06.4", "torch's own", ALL, "this exercise is to write", PATIENT_FROM_TORCH),
+    # 06.5
+    wrong("06.5", "always True", "local sum start buffers last once copy drops", "compare with one process",
+          "def trains_right(rank, world_size, wrap):\n    return True"),
+    wrong("06.5", "always False", ALL, "a test that refuses what is right earns nothing",
+          "def trains_right(rank, world_size, wrap):\n    return False"),
+    wrong("06.5", "equal on all ranks is taken for right", "sum buffers last drops", "equal on all ranks is not right",
+          OWN_TEST_BY_EQUALITY),
+    wrong("06.5", "equal to the bit", ALL, "compare with a tolerance", OWN_TEST, "torch.allclose", "torch.equal"),
+    wrong("06.5", "starts equal by the seed", "start", "give each rank another module", OWN_TEST, "network(seed=rank)",
+          "network(seed=0)"),
+    wrong("06.5", "a module without buffers", "buffers", "take a module with a buffer", OWN_TEST,
+          "right = module.drawn_by.item() == 0", "right = True"),
+    wrong("06.5", "one pass for each step", "drops", "without zero_grad", OWN_TEST, "in range(2)", "in range(1)"),
+    wrong("06.5", "a single backward pass", "once drops", "try a second step", OWN_TEST, "in range(2)", "in range(1)",
+          "in range(3)", "in range(1)"),
+    wrong("06.5", "the first parameters only", "last", "of all parameters", OWN_TEST,
+          "        for mine, whole in zip(module.parameters(), alone.parameters(), strict=True):",
+          "        for mine, whole in list(zip(module.parameters(), alone.parameters()))[:2]:"),
+    wrong("06.5", "looks into the replica", "copy", "of the module that you gave", OWN_TEST, "zip(module.parameters()",
+          "zip(replica.module.parameters()", "module.zero_grad()", "replica.zero_grad()", "module.drawn_by.item()",
+          "replica.module.drawn_by.item()"),
+    wrong("06.5", "counts on every .grad", "copy", "a test that raises says nothing", OWN_TEST,
+          "right and mine.grad is not None and", "right and", "(0 if mine.grad is None else mine.grad)", "mine.grad"),
+    wrong("06.5", "a verdict of each rank", "buffers", "the ranks do not agree", OWN_TEST,
+          "    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)\n", ""),
+    wrong("06.5", "nothing returned", ALL, "return one verdict", OWN_TEST, "return bool(verdict)", "print(verdict)"),
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from ddp_course.parallel import SyncBatchNorm
 from ddp_course.parallel.syncbn import all_statistics, combine, local_statistics
 """
 
-STATISTICS, LAYER, BACKWARD, CONVERT = solutions("08").values()
+STATISTICS, LAYER, BACKWARD, CONVERT, OWN_TEST = solutions("08").values()
 
 # --- 08.1 ------------------------------------------------------------------------------------------
 
@@ -480,6 +480,61 @@ into itself, without end | all | convert calls itself without end
 
 COALESCED = right("08.1", STATISTICS_TWO_PASSES, STATISTICS_TWO_PASSES_RIGHT)[1].source
 
+# --- 08.5 ------------------------------------------------------------------------------------------
+
+OWN_TEST_BY_HAND = """
+def agrees(rank, world_size, make_layer):
+    torch.manual_seed(3)
+    layer, generator = make_layer(2).double(), torch.Generator().manual_seed(11)
+    counts = [4 + (other % 3) for other in range(world_size)]
+    size_N1 = torch.linspace(1, 9, sum(counts))[:, None]
+    every = torch.rand(sum(counts), 2, dtype=torch.float64, generator=generator) * size_N1
+    first = sum(counts[:rank])
+    own = every[first : first + counts[rank]].clone().requires_grad_(True)
+    whole = every.clone().requires_grad_(True)
+    mean, var = whole.mean(0), whole.var(0, unbiased=False)
+    right = (whole - mean) / (var + 1e-5).sqrt()
+    out = layer(own)
+    (out ** 3).sum().backward()
+    (right ** 3).sum().backward()
+    differences = [
+        out - right[first : first + counts[rank]],
+        own.grad - whole.grad[first : first + counts[rank]],
+        layer.running_mean - 0.1 * mean,
+        layer.running_var - (0.9 + 0.1 * whole.var(0)),
+    ]
+    with torch.no_grad():
+        layer.eval()
+        differences.append(layer(own) - (own - layer.running_mean) / (layer.running_var + 1e-5).sqrt())
+    worst = torch.stack([difference.abs().max() for difference in differences]).max()
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return worst.item() < 1e-8
+"""
+
+OWN_TEST_WRONG = """
+always True | local unweighted within unbiased detached own_back running eval | on the rows of all ranks
+    def agrees(rank, world_size, make_layer):
+        return True
+always False | all | a test that refuses what is right earns nothing
+    def agrees(rank, world_size, make_layer):
+        return False
+equal to the bit | all | compare with a tolerance
+    torch.allclose => torch.equal
+equally many rows | unweighted | different numbers of rows
+    3 + 2 * other => 5
+the way back is not compared | detached own_back | compare the gradient of the input
+    , (mine.grad, whole.grad.split(sizes)[rank]) =>
+no evaluation | eval | compare an evaluation after some steps
+    right = right and torch.allclose(layer.eval()(rows), alone.eval()(rows)) => pass
+the running mean only, and no evaluation | running eval | look at running_mean and running_var
+    , (layer.running_var, alone.running_var) =>
+    right = right and torch.allclose(layer.eval()(rows), alone.eval()(rows)) => pass
+the loss of this rank's rows alone | all | a test that refuses what is right earns nothing
+    (expected * torch.cat(pulls)).sum() => (expected.split([len(p) for p in parts])[rank] * pulls[rank]).sum()
+no verdict | all | return one verdict
+    return bool(verdict) => return None
+"""
+
 RIGHT = [
     *right("08.1", STATISTICS, STATISTICS_RIGHT),
     Right("08.1", "the mean first, then the squares around it", STATISTICS_TWO_PASSES),
@@ -493,6 +548,7 @@ RIGHT = [
     Right("08.3", "the weight first, two asynchronous collectives", BACKWARD_WEIGHT_FIRST),
     *right("08.3", BACKWARD, BACKWARD_RIGHT),
     *right("08.4", CONVERT, CONVERT_RIGHT),
+    Right("08.5", "by hand, one step, the worst difference", OWN_TEST_BY_HAND),
 ]
 
 WRONG = [
@@ -507,4 +563,5 @@ WRONG = [
     *wrong("08.4", CONVERT, CONVERT_WRONG),
     Wrong("08.4", "a layer is found once", CONVERT_CHILDREN, ("tied",), "named_modules name it once"),
     *wrong("08.4", CONVERT_CHILDREN, CONVERT_CHILDREN_WRONG),
+    *wrong("08.5", OWN_TEST, OWN_TEST_WRONG),
 ]

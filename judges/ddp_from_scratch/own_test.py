@@ -1,0 +1,121 @@
+"""06.5 `trains_right(rank, world_size, wrap)`: does the learner's own test find what is wrong with a replica?
+
+Right are the answer to 06.3, one that averages at the end of backward, the course's replica and torch's. The mistakes
+are 06.3's answer with a knob turned.
+Read `../learners_tests.py` first. Read next: `../gradient_bucketing/`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from random import Random
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_course.grading.expect import exercise
+from ddp_course.grading.play import Round
+from judges.ddp_from_scratch.start import HINTS
+from judges.learners_tests import Trial, act, refused, trials
+
+MISTAKES = {
+    "local": ("finds gradients that are not averaged", "compare .grad with the mean over all ranks' rows"),
+    "sum": ("finds a sum in the place of the mean", "equal on all ranks is not right: compare with one process"),
+    "start": (
+        "finds replicas that start apart",
+        "give each rank another module, as by a seed of its own, and see whether the parameters become rank 0's",
+    ),
+    "buffers": (
+        "finds buffers that start apart",
+        "take a module with a buffer, such as BatchNorm's running mean, other on each rank",
+    ),
+    "last": ("finds a parameter that was left out", "look at the gradients of all parameters"),
+    "once": ("finds an average that happens once", "try a second step, or more"),
+    "copy": (
+        "finds a wrapper that trains a copy",
+        "look at the .grad of the module that you gave, which is what an optimizer holds",
+    ),
+    "drops": (
+        "finds gradients that do not add up",
+        "call backward twice without zero_grad: .grad is the sum of both means then",
+    ),
+}
+
+
+class Replica(nn.Module):
+    """What 06.3 asks for, or that with one mistake."""
+
+    def __init__(self, module: nn.Module, mistake: str = "", at_end: bool = False):
+        super().__init__()
+        self.module = copy.deepcopy(module) if mistake == "copy" else module
+        self.mistake, self.at_end, self.passes, self.waiting = mistake, at_end, Counter(), []
+        parameters = list(self.module.parameters())
+        start = [] if mistake == "start" else parameters
+        for tensor in (*start, *([] if mistake == "buffers" else self.module.buffers())):
+            dist.broadcast(tensor.detach(), src=0)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def forward(self, *inputs, **kwargs):
+        if self.mistake == "drops":
+            self.zero_grad()
+        return self.module(*inputs, **kwargs)
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        if not self.at_end:
+            self._average(parameter)
+            return
+        if not self.waiting:
+            torch.autograd.Variable._execution_engine.queue_callback(self._average_all)
+        self.waiting.append(parameter)
+
+    def _average_all(self) -> None:
+        while self.waiting:
+            self._average(self.waiting.pop())
+
+    def _average(self, parameter: nn.Parameter) -> None:
+        self.passes[parameter] += 1
+        left_out = {
+            "local": True,
+            "last": parameter is list(self.module.parameters())[-1],
+            "once": self.passes[parameter] > 1,
+        }
+        if left_out.get(self.mistake):
+            return
+        if self.mistake != "sum":
+            parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad)
+
+
+def course_replica(module: nn.Module) -> nn.Module:
+    """The replica of lesson 07, imported where it is made: the ranks need it, this file does not."""
+    from ddp_course.parallel import BucketedDDP
+
+    return BucketedDDP(module)
+
+
+def rounds(rng: Random) -> list[Round]:
+    """The right ones and the wrong ones, each in another order."""
+    right = [
+        Trial(Replica, "a wrapper as in 06.3"),
+        Trial(lambda module: Replica(module, at_end=True), "a wrapper that averages at the end of backward"),
+        Trial(course_replica, "the course's BucketedDDP"),
+        Trial(nn.parallel.DistributedDataParallel, "torch's DistributedDataParallel"),
+    ]
+    wrong = [
+        Trial(lambda module, mistake=mistake: Replica(module, mistake), "a wrapper with that mistake", mistake)
+        for mistake in MISTAKES
+    ]
+    return [trials(rng.choice((2, 3)), rng.sample(right, len(right)), rng.sample(wrong, len(wrong)))]
+
+
+OWN_TEST = exercise(
+    *("06.5", "Write the test (stretch)", "trains_right", 30),
+    act=act,
+    rounds=rounds,
+    checks=refused(MISTAKES),
+    hints=HINTS,
+)

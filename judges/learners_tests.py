@@ -1,0 +1,76 @@
+"""What is a test worth that a learner wrote? It must accept what is right, and refuse each known mistake.
+
+The answer is called with something to try on every rank, and says True or False there. What is right comes first: a
+test that refuses it refuses too much, and earns nothing. The mistakes are the right one with a knob turned, so each
+differs from it in one respect.
+
+Read next: `ddp_from_scratch/own_test.py`, `sync_batchnorm/own_test.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect
+from ddp_course.grading.isolated import plain
+from ddp_course.grading.play import Note, Round, Seen
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to try.
+
+    Args:
+        make: what the learner's test is given.
+        words: what it is, for the learner.
+        mistake: "" for something right.
+    """
+
+    make: Callable[..., Any]
+    words: str
+    mistake: str = ""
+
+
+def act(function: Callable, trial: Trial, rank: int, world_size: int) -> Note:
+    """Ask the learner's test for its verdict."""
+    return Note(verdict=plain(function(rank, world_size, trial.make)))
+
+
+def trials(world_size: int, right: list[Trial], wrong: list[Trial]) -> Round:
+    """All on the same ranks; an error costs what it happened with, and nothing else."""
+    cases = [*(("right", trial) for trial in right), *((trial.mistake, trial) for trial in wrong)]
+    return Round(world_size, cases, raises=(Exception,))
+
+
+def refused(mistakes: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, int, Expect, str]]:
+    """Return the table of checks, a point each.
+
+    Args:
+        mistakes: by name of a mistake, what the learner reads, and the likely cause where it is accepted.
+    """
+    return {name: (words, 1, verdict(cause), f"right {name}") for name, (words, cause) in mistakes.items()}
+
+
+def verdict(cause: str) -> Expect:
+    """Expect True of what is right, and False of the rest, on every rank."""
+
+    def expect(seen: Seen) -> Fault | None:
+        trial, found = seen.case, seen["verdict"]
+        right = not trial.mistake
+        if seen["error"]:
+            words = "a test that raises says nothing: catch what may be wrong, such as a .grad that is None"
+            return Fault(f"{right}, of {trial.words}", f"{seen['error']}: {seen['message']}", seen.rank, words)
+        if not isinstance(found, bool | int) or found not in (0, 1):
+            return Fault("True or False", str(found), seen.rank, "return one verdict, on every rank")
+        if bool(found) == right:
+            return None
+        told = {bool(note.get("verdict")) for note in seen.everyone}
+        why = cause if trial.mistake else "a test that refuses what is right earns nothing; compare with a tolerance"
+        if len(told) == 2:
+            why = "the ranks do not agree; let a collective make one verdict of theirs, such as all_reduce with MIN"
+        return Fault(f"{right}, of {trial.words}", f"{bool(found)}", seen.rank, why)
+
+    return expect

@@ -83,14 +83,27 @@ def exercise(
         with (within or nullcontext)() as place:
             chosen = rounds(rng, place) if within else rounds(rng)
             seen: dict[str, list[Seen]] = {}
+            changed = None  # what was given; told once, of a check that is passed otherwise
             for key, (_, _, expect, names) in checks.items():
                 for name in names.split():
                     if name not in seen:
                         seen |= _outcomes(answer, act, next(r for r in chosen if name in dict(r.cases)))
-                yield key, first_fault(expect(each) for name in names.split() for each in seen[name])
+                looked_at = [each for name in names.split() for each in seen[name]]
+                fault = first_fault(map(expect, looked_at))
+                if not fault and not changed:
+                    fault = changed = first_fault(map(leaves_as_given, looked_at))
+                yield key, fault
 
     told = tuple(Check(key, words, points) for key, (words, points, _, _) in checks.items())
     return Exercise(id, title, function, minutes, told, judge, tuple((hints or {}).items()), refused)
+
+
+def leaves_as_given(seen: Seen) -> Fault | None:
+    """Expect that a call leaves its arguments alone. Where it should not, `act` hands out copies."""
+    if not seen["given_changed"]:
+        return None
+    cause = "the function changes what it is given; work on a copy, such as x.clone() or list(values)"
+    return Fault("arguments that are afterwards what they were", "changed ones", seen.rank, cause)
 
 
 def called(function: Callable, case: Any, rank: int, world_size: int) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -23,6 +24,7 @@ from ddp_course.grading.exercise import AnswerFailed, Fault
 from ddp_course.grading.isolated import Answer, plain
 from ddp_course.launcher.failure import describe
 
+LATE_S, MOST_LATE = 0.005, 40  # how late a rank is at a collective, and how many of a case's calls are delayed
 MEET_S = 4.0  # for the other ranks to end a case; less than the 5 s that a collective of theirs may wait
 
 Act = Callable[[Callable, Any, int, int], Any]  # (function, case, rank, world_size) -> result, or a `Note`
@@ -54,9 +56,9 @@ class Note(dict):
 class Seen:
     """What one rank did with one case: its notes by name; `everyone` has those of all ranks.
 
-    There are "value", the plain result unless `act` gave a `Note`; "calls", the collectives without barriers; and, of
-    an error that is an answer, "error", its type, "kinds", this and what it is derived from, "message", and "story",
-    the learner's lines.
+    There are "value", the plain result unless `act` gave a `Note`; "calls", the collectives without barriers;
+    "given_changed", whether the case itself is another one afterwards; and, of an error that is an answer, "error", its
+    type, "kinds", this and what it is derived from, "message", and "story", the learner's lines.
     """
 
     case: Any
@@ -100,22 +102,31 @@ def _play(
     store = c10d._get_default_store() if dist.is_initialized() else None  # the answer may end the group
     notes = []
     for number, case in enumerate(cases):
-        notes.append(_noted(lambda case=case: act(function, case, rank, world_size), raises))
+        with observe.Collectives() as seen:
+            seen.on_call = lambda seen=seen: _late_in_turn(len(seen.calls), rank, world_size)
+            before = cloudpickle.dumps(case)
+            note = _noted(lambda case=case: act(function, case, rank, world_size), raises)
+        notes.append(Note(note, calls=seen.talks, given_changed=cloudpickle.dumps(case) != before))
         if store and len(cases) > 1 and not _all_came(store, rank, world_size, f"{meeting}/{number}"):
             break
     return notes
 
 
 def _noted(call: Callable[[], Any], raises: tuple) -> Note:
-    with observe.Collectives() as seen:
-        try:
-            result = call()
-        except raises as error:
-            if isinstance(error, NotImplementedError):  # not written yet, which is no answer
-                raise
-            kinds = [kind.__name__ for kind in type(error).__mro__]  # a subclass of the error asked for is one
-            result = Note(error=kinds[0], kinds=kinds, message=str(error), story=describe(error, 0).story)
-    return Note(result if isinstance(result, Note) else {"value": plain(result)}, calls=seen.talks)
+    try:
+        result = call()
+    except raises as error:
+        if isinstance(error, NotImplementedError):  # not written yet, which is no answer
+            raise
+        kinds = [kind.__name__ for kind in type(error).__mro__]  # a subclass of the error asked for is one
+        result = Note(error=kinds[0], kinds=kinds, message=str(error), story=describe(error, 0).story)
+    return result if isinstance(result, Note) else Note(value=plain(result))
+
+
+def _late_in_turn(calls: int, rank: int, world_size: int) -> None:
+    """Let each rank be the last to enter a collective, in turn: whoever reads before the wait reads something else."""
+    if calls % world_size == rank and calls <= MOST_LATE:
+        time.sleep(LATE_S)
 
 
 def _all_came(store: dist.Store, rank: int, world_size: int, meeting: str) -> bool:

@@ -7,6 +7,7 @@ them leaves on the model what one pass over the whole batch leaves. Read next: `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from random import Random
 
 import torch
@@ -30,11 +31,11 @@ class Case:
     def model(self) -> nn.Module:
         """Return the network."""
         torch.manual_seed(self.seed)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))).double()
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)))
         if self.kind == "tied":
             model[2][0].weight = model[0].weight
         model[0].requires_grad_(self.kind != "frozen")
-        return model.eval()
+        return model.double().eval()
 
     def batch(self) -> torch.Tensor:
         """Return inputs and targets, each of shape (rows, 4)."""
@@ -54,6 +55,12 @@ def gradients(parameters) -> list[list[float] | None]:
     return [None if p.grad is None else p.grad.flatten().tolist() for p in parameters]
 
 
+def _places(module: nn.Module) -> set[int]:
+    """Return where the weights and biases of a module, or of a replica of it, lie in memory."""
+    found = [getattr(part, name, None) for part in module.modules() for name in ("weight", "bias")]
+    return {tensor.data_ptr() for tensor in found if tensor is not None}
+
+
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Make replicas, train through them once, and note all that a mistake would show."""
     model, (x, y) = case.model(), case.batch()
@@ -62,12 +69,12 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     output = torch.cat([replica(chunk) for replica, chunk in zip(replicas, x.chunk(case.count), strict=False)])
     if output.requires_grad:
         (output - y).square().mean().backward()
-    weights = [replica[0].weight for replica in replicas[1:] if isinstance(replica, nn.Sequential)]
+    held = [_places(each) for each in (model, *(r for r in replicas[1:] if isinstance(r, nn.Sequential)))]
     return Note(
         count=len(replicas),
         output=output.detach().flatten().tolist(),
         gradients=gradients(parameters),
-        shared=any(w.data_ptr() == parameters[0].data_ptr() for w in weights),  # also by the model itself
+        shared=any(one & other for one, other in combinations(held, 2)),  # also with the model itself
         changed=not all(isinstance(p, nn.Parameter) for p in (model[0].weight, model[0].bias)),
     )
 
@@ -94,8 +101,8 @@ def memory(seen: Seen) -> Fault | None:
     return first_mistake("weights in memory of their own, and the model's own parameters as before", {
         "the model was changed: set the copies on a copy of each module, not on the model itself":
             seen["changed"] and "something else in place of the model's parameters",
-        "replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone()":
-            seen["shared"] and "the model's own memory",
+        "replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone(), for each anew":
+            seen["shared"] and "memory that the model has, or another replica",
     })  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def rounds(rng: Random) -> list[Round]:
     """Cases made backwards, from the largest shard that fits."""
     groups = {
         "one": [_case("sgd", 64, 64, rng)],
-        "divided": [_case("sgd", rows, 100, rng) for rows in (20, 10)],
+        "divided": [_case("sgd", rows, 100, rng) for rows in (20, 10)] + [_case("sgd", 25, 100, rng, left=0)],
         "optimizer": [_case(name, rng.choice((12, 16, 24)), 96, rng) for name in ("adam", "momentum")],
         "uneven": [_case("adam", 7, 100, rng, spare=0.9), _case("sgd", rng.choice((3, 6)), 20, rng)],
     }
@@ -56,12 +56,12 @@ def rounds(rng: Random) -> list[Round]:
     return [Round(1, fits, init=False), Round(1, never, init=False)]
 
 
-def _case(optimizer: str, rows: int, batch: int, rng: Random, spare: float = 0.0) -> Case:
-    """A case in which `rows` rows fit on a device beside what is fixed, and a part of one more, `spare`."""
+def _case(optimizer: str, rows: int, batch: int, rng: Random, spare: float = 0.0, left: int | None = None) -> Case:
+    """A case in which `rows` rows fit on a device beside what is fixed, a part of one more, and `left` bytes."""
     # What is fixed outweighs many rows, so that a slip there changes the number of ranks.
     parameters, bytes_per_row = rng.randint(50, 90) * 10**5, rng.randint(10, 30) * 10**5
     fixed = parameters * FLOAT32 * NUMBERS[optimizer]
-    device = fixed + int((rows + spare) * bytes_per_row) + rng.randint(1, 10**5)
+    device = fixed + int((rows + spare) * bytes_per_row) + (rng.randint(1, 10**5) if left is None else left)
     return Case(parameters, optimizer, bytes_per_row, batch, device)
 
 
@@ -75,6 +75,11 @@ def right(seen: Seen) -> Fault | None:
         f"rows, {case.device_bytes:,} bytes"
     )
     return Fault(f"{wanted} for {shown}", repr(found), cause=_cause(case, found, wanted))
+
+
+def _fits_exactly(case: Case, world_size: int) -> bool:
+    fixed = case.parameters * FLOAT32 * NUMBERS[case.optimizer]
+    return fixed + ceil(case.global_batch / world_size) * case.bytes_per_row == case.device_bytes
 
 
 def _cause(case: Case, found: Any, right: int | None) -> str:
@@ -99,6 +104,8 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
         return "a device holds whole rows: round the rows that fit down, before you divide by them"
     if found == ranks_needed(case, rounding=floor):
         return "the largest shard decides: 100 rows on 3 ranks are 34 on one of them, not 33"
+    if _fits_exactly(case, right):
+        return "what fits to the last byte fits: <=, not <"
     if found is None:
         return "it does fit: more ranks make the shards smaller, down to one row"
     if isinstance(found, float) and not found.is_integer():

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ddp_course.launcher.lines import Line, own_frames, own_line, shown_name
 from ddp_course.launcher.same_calls import Disagreement
 
+MOST_FRAMES = 5  # that are shown at each end of a very long chain of calls
 _LOST = ("Connection closed", "Connection reset", "Broken pipe")  # a peer
 _TALKING = (*_LOST, "gloo", "NCCL", "Timed out waiting", "pair closure", "monitoredBarrier", "Detected mismatch")
 
@@ -59,9 +60,13 @@ def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
 
 def _own_frames(stack: traceback.StackSummary) -> list[str]:
     """The frames a learner can act on, and the name of the library function that raised, if one did."""
-    lines = []
-    for frame in own_frames(stack):
-        lines += [f"  {shown_name(frame.filename)}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
+    frames, lines = own_frames(stack), []
+    left_out = len(frames) - 2 * MOST_FRAMES if len(frames) > 3 * MOST_FRAMES else 0  # a recursion without end
+    for number, frame in enumerate(frames):
+        if left_out and number == MOST_FRAMES:
+            lines.append(f"  ... {left_out} calls more, of the same functions ...")
+        if not left_out or not MOST_FRAMES <= number < MOST_FRAMES + left_out:
+            lines += [f"  {shown_name(frame.filename)}, line {frame.lineno}, in {frame.name}", f"    {frame.line}"]
     last = stack[-1] if stack else None
     if last and "site-packages" in last.filename:
         lines.append(f"  raised inside {last.filename.partition('site-packages/')[2]}, {last.name}")

@@ -351,6 +351,8 @@ def all_reduce_seconds(n_bytes, world_size, latency_s, bytes_per_s):
 """
 
 COST_WRONG = """
+a loop over the messages | all | one over the ranks or their messages | 1
+    ring = 2 * (world_size - 1) * => ring = sum(1 for _ in range(2 * (world_size - 1))) *
 half a ring | ring few | this is half of the ring
     ring = 2 * => ring =
 a ring of whole tensors | ring few | this ring sends whole tensors

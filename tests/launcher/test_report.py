@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ddp_course.launcher import hung, report
@@ -104,6 +106,21 @@ def test_the_first_disagreement_is_shown_not_the_last():
     ranks = [rank(0, call(1), call(2, "broadcast"), call(3)), rank(1, call(1), call(2), call(3, "barrier", ()))]
     text = str(hung.explain(3, ranks))
     assert text.startswith("ranks disagree about collective #2:\n  rank 0 called broadcast #2")
+
+
+def test_a_chain_of_calls_without_end_is_shown_at_its_ends_only():
+    def even(number):
+        return odd(number + 1)
+
+    def odd(number):
+        return even(number + 1)
+
+    try:
+        even(0)
+    except RecursionError as error:
+        story = describe(error, 0).story.splitlines()
+    assert len(story) < 30 and "RecursionError: maximum recursion depth exceeded" in story[-1]
+    assert re.fullmatch(r"  \.\.\. \d{3,} calls more, of the same functions \.\.\.", story[10])
 
 
 @pytest.mark.parametrize(

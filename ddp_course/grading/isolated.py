@@ -9,8 +9,10 @@ Read next: `kept.py`, the processes; `fences.py`, what is refused; `observe.py`,
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import secrets
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -111,7 +113,27 @@ class Answer:
 def _call(rank: int, world_size: int, driver: Callable, packed: bytes, names: tuple, args: tuple) -> Any:
     # Warnings: what matters is said by the check. The others before unpacking, which looks the function's globals up.
     with warnings.catch_warnings(action="ignore"), refused(names), nobody_leaves_early():
-        return driver(rank, world_size, cloudpickle.loads(packed), *args)
+        function = cloudpickle.loads(packed)
+        for names_of in _globals_of(function):
+            names_of.setdefault("hash", functools.partial(_salted_hash, secrets.token_bytes(8)))
+        return driver(rank, world_size, function, *args)
+
+
+def _globals_of(function: Any) -> list[dict]:
+    """Return the names that a learner's function, or class with its methods, looks up."""
+    parts = [function, *vars(function).values()] if isinstance(function, type) else [function]
+    return [part.__globals__ for part in parts if hasattr(part, "__globals__")]
+
+
+def _salted_hash(salt: bytes, value: Any) -> int:
+    """Python's `hash`, as in a process that was started by itself: kept ranks are forked, and share one salt."""
+    return hash((salt, value)) if isinstance(value, str | bytes) else hash(_with_salt(salt, value))
+
+
+def _with_salt(salt: bytes, value: Any) -> Any:
+    if isinstance(value, tuple | frozenset):
+        return type(value)(_with_salt(salt, part) for part in value)
+    return (salt, value) if isinstance(value, str | bytes) else value
 
 
 def plain(value: Any) -> Any:

@@ -106,7 +106,7 @@ def _play(
             seen.on_call = lambda seen=seen: _late_in_turn(len(seen.calls), rank, world_size)
             before = cloudpickle.dumps(case)
             note = _noted(lambda case=case: act(function, case, rank, world_size), raises)
-        notes.append(Note(note, calls=seen.talks, given_changed=cloudpickle.dumps(case) != before))
+        notes.append(Note({"given_changed": cloudpickle.dumps(case) != before}, **note, calls=seen.talks))
         if store and len(cases) > 1 and not _all_came(store, rank, world_size, f"{meeting}/{number}"):
             break
     return notes

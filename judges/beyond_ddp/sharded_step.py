@@ -84,7 +84,8 @@ def act(cls, case: Case, rank: int, world_size: int) -> Note:
         values.append(_plain(parameters))
         sent.append([(call.op, call.n_bytes) for call in seen.calls])
     kept = [numbers[parameter] for each in made for parameter in each.state if parameter in numbers]
-    return Note(kept=kept, values=values, sent=sent, made=len(made), strangers=len(strangers))
+    same = list(map(id, parameters)) == list(map(id, numbers))
+    return Note(same=same, kept=kept, values=values, sent=sent, made=len(made), strangers=len(strangers))
 
 
 def _plain(parameters: list[nn.Parameter]) -> list[list[float]]:
@@ -95,8 +96,10 @@ def rounds(rng: Random) -> list[Round]:
     """A model with one large parameter, and one with many of about the same size, on other numbers of ranks."""
     # Sizes that fall: who deals them out in turn, or cuts the list into equal numbers, gives rank 0 too much.
     large = [2 * rng.randint(400, 500) for _ in range(3)] + [2 * rng.randint(20, 60) for _ in range(9)]
-    mixed = [2 * rng.randint(100, 400) for _ in range(rng.randint(8, 11))]
-    models, worlds = {"falling": sorted(large, reverse=True), "mixed": mixed}, rng.sample((2, 3, 4), 2)
+    worlds = rng.sample((2, 3, 4), 2)
+    # Each world_size-th is a large one: who deals them out in turn gives all of these to one rank.
+    mixed = [2 * (rng.randint(100, 150) if n % worlds[1] else rng.randint(380, 400)) for n in range(5 * worlds[1] + 1)]
+    models = {"falling": sorted(large, reverse=True), "mixed": mixed}
     return [
         Round(world, [(name, Case(sizes, rng.randint(0, 10**6)))])
         for (name, sizes), world in zip(models.items(), worlds, strict=True)
@@ -115,6 +118,9 @@ def share(seen: Seen) -> Fault | None:
         if len(set(each["kept"])) == count:
             cause = "every rank keeps the state of all parameters; make the optimizer of this rank's share alone"
             return Fault(expected, f"{count} parameters", each.rank, cause)
+        if not each["same"]:
+            cause = "write into the parameters; a model and the next step hold these, not new ones"
+            return Fault("the list with the same parameters", "other objects in it", each.rank, cause)
         if each["strangers"]:
             cause = "give make_optimizer the parameters themselves: no copies, and no views"
             return Fault(expected, f"{each['strangers']} tensors that are none of the parameters", each.rank, cause)

@@ -89,7 +89,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     with places("cuda:0"):
         torch.save({"model": FILES[case.names][1](state), "step": code if case.runs_code else case.step}, path)
     model = nn.parallel.DistributedDataParallel(net()) if case.in_ddp else net()
-    value = None
+    value, held = None, dict(model.named_parameters())
     with places() as landed:
         try:
             value = plain(function(path, model, torch.device(case.device(rank, world_size))))
@@ -98,7 +98,8 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
                 raise
     found = getattr(model, "module", model).state_dict()
     differ = [name for name in state if not torch.equal(found[name], state[name])]
-    return Note(value=value, differ=differ, landed=sorted(set(landed)))
+    replaced = [name for name, p in model.named_parameters() if p is not held[name]]
+    return Note(value=value, differ=differ, landed=sorted(set(landed)), replaced=replaced)
 
 
 def rounds(rng: Random, folder: Path) -> list[Round]:
@@ -134,6 +135,8 @@ def loaded(seen: Seen) -> Fault | None:
     return first_mistake(f"{expected}, and step {case.step} is returned", {
         "the names fit nowhere, and strict=False says nothing; make them fit, and load strictly":
             seen["differ"] and f"the model's {seen['differ'][0]} is as it was",
+        "the model has other parameters now, so an optimizer that was made before would train the old ones: copy into "
+        "those that are there": seen["replaced"] and f"another object as {seen['replaced'][0]}",
         'return what is in the file as "step"': seen["value"] != case.step and repr(seen["value"]),
     })  # fmt: skip
 

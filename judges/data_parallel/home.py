@@ -65,6 +65,8 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Make replicas, train through them once, and note all that a mistake would show."""
     model, (x, y) = case.model(), case.batch()
     parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     replicas = list(function(model, case.count))
     output = torch.cat([replica(chunk) for replica, chunk in zip(replicas, x.chunk(case.count), strict=False)])
     if output.requires_grad:
@@ -73,7 +75,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     return Note(
         count=len(replicas),
         output=output.detach().flatten().tolist(),
-        gradients=gradients(parameters),
+        gradients=[None if p.grad is None else (p.grad - 1).flatten().tolist() for p in parameters],
         shared=any(one & other for one, other in combinations(held, 2)),  # also with the model itself
         changed=not all(isinstance(p, nn.Parameter) for p in (model[0].weight, model[0].bias)),
     )
@@ -119,7 +121,9 @@ def home(seen: Seen) -> Fault | None:
         return first_mistake(words, {
             "a frozen parameter gets no gradient; a clone of it needs none either": right is None and shown,
             "nothing came home: autograd must know that the replica's weight was computed from the model's, as clone() "
-            "tells it; deepcopy, detach and nn.Parameter(...) cut that tie": found is None and shown,
+            "tells it; deepcopy, detach and nn.Parameter(...) cut that tie": not any(found or []) and shown,
+            "backward adds to the gradients that are there, and these are gone: replicate leaves .grad alone":
+                found and close([value + 1 for value in found], right, 1e-9) and shown,
             "divided by the number of replicas; the loss is one mean over all rows already, so gradients add up":
                 divided and shown,
             "a weight used in two layers is one tensor: clone it once for each replica": kind == "tied" and shown,
@@ -140,7 +144,7 @@ HOME = exercise(
     rounds=rounds,
     checks={
         "outputs": ("replicas compute what the model computes", 1, outputs, "plain"),
-        "memory": ("each replica has memory of its own, the model is left alone", 1, memory, "plain"),
+        "memory": ("each replica has memory of its own, the model is left alone", 1, memory, "plain frozen"),
         "home": ("the gradients come home to the model", 2, home, "plain"),
         # Plain too: what is wrong there is no matter of ties.
         "awkward": ("tied and frozen weights", 1, home, "plain tied frozen"),

@@ -10,12 +10,23 @@ from pprint import pformat
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import exercise, first_mistake
 from ddp_course.grading.play import Note, Round, Seen
+
+
+class Tag:
+    """What is no tensor, number or text, and is one thing however often it is named."""
+
+    def __repr__(self) -> str:
+        return "the tag"
+
+
+TAG = Tag()
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,11 @@ class Case:
         x = torch.arange(float(self.rows * 2)).view(self.rows, 2)
         if self.kind == "nested":
             return {"x": x, "more": (x[:, 0] + 100, [x + 200])}
-        return (x, {"scale": 0.5, "name": "train", "none": None}) if self.kind == "kept" else x
+        if self.kind == "kept":
+            # As long as there are rows, but no tensors.
+            plain = {"names": [f"row {n}" for n in range(self.rows)], "array": np.arange(self.rows), "tag": TAG}
+            return (x, {"scale": 0.5, "name": "train", "none": None, **plain})
+        return x
 
     def chunks(self) -> list:
         """Return what each device gets."""
@@ -42,7 +57,10 @@ class Case:
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the chunks."""
     chunks = function(case.batch(), case.n)
-    return Note(as_text(list(chunks)) if isinstance(chunks, list | tuple) else {})
+    if not isinstance(chunks, list | tuple):
+        return Note()
+    tags = [leaf for leaf in pytree.tree_leaves(list(chunks)) if isinstance(leaf, Tag)]
+    return Note(as_text(list(chunks)), copied=any(tag is not TAG for tag in tags))
 
 
 def as_text(chunks: list) -> dict[str, list]:
@@ -54,7 +72,7 @@ def as_text(chunks: list) -> dict[str, list]:
 def rounds(rng: Random) -> list[Round]:
     """Even and uneven batches, fewer rows than devices, nested structures, and things that are no tensors."""
     n = rng.choice((3, 4))
-    rows = {"tensor": 2 * n, "uneven": 2 * n + 1 + rng.randrange(n - 1), "few": n - 1, "nested": 3 * n, "kept": 2 * n}
+    rows = {"tensor": 2 * n, "uneven": 2 * n + 1 + rng.randrange(n - 2), "few": n - 1, "nested": 3 * n, "kept": 2 * n}
     return [Round(1, [(kind, Case(kind, count, n)) for kind, count in rows.items()], (Exception,), init=False)]
 
 
@@ -70,7 +88,8 @@ def chunked(seen: Seen) -> Fault | None:
         }
         return Fault(expected, report=seen["story"], cause=cause.get(case.kind, ""))
     if seen["chunks"] == right["chunks"]:
-        return None
+        cause = "what is no tensor belongs to every chunk as it is, and not a copy of it"
+        return first_mistake("the batch's own objects in every chunk", {cause: seen["copied"] and "a copy of one"})
     if rows is None:
         return Fault(expected, "no list", cause="return a list with one chunk for each device that gets rows")
     plain, total = case.kind not in ("nested", "kept"), sum(count or 0 for count in rows)

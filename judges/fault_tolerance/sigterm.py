@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from ddp_course.grading.expect import Ending, exercise, first_mistake
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
+INSIDE_S = 0.05  # after which the signal comes to a rank that waits
 MEET_S = 4.0  # for the other ranks to come to the next step, save or return
 STATUS = 128 + signal.SIGTERM
 SAID = {"step": "trains on after {} steps", "save": "saves after {} steps", "leave": "returns after {} steps"}
@@ -40,12 +42,14 @@ class Case:
     Args:
         told: by rank, the step in which this rank gets it.
         between: the last rank gets it while the ranks agree, the first time after this many steps.
+        inside: whether that is while it waits for the others in a collective, so that its handler runs after that.
         again: whether each rank gets it once more, while it saves.
     """
 
     steps: int
     told: Mapping[int, int] = field(default_factory=dict)
     between: int | None = None
+    inside: bool = False
     again: bool = False
 
 
@@ -99,8 +103,14 @@ class Run:
         if self._in_signal:
             self._handler_fault("a collective is called in the handler, while the others are in the step")
         last, due = self._rank == dist.get_world_size() - 1, self._case.between
-        if due is not None and due <= self.step and last and not self._sent and not self._ours:
-            self._sent.append(self.step)
+        if due is None or due > self.step or self._sent or self._ours:
+            return
+        self._sent.append(self.step)
+        if self._case.inside and last:
+            threading.Timer(INSIDE_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        elif self._case.inside:
+            time.sleep(3 * INSIDE_S)
+        elif last:
             self._tell()
 
     def _handler_fault(self, found: str) -> None:
@@ -148,6 +158,7 @@ def rounds(rng: Random) -> list[Round]:
         Round(world_size, [("undisturbed", Case(steps))], fresh=True),
         Ending(world_size, [("told", Case(steps, {rank: at}))], fresh=True, how=ALIKE),
         Ending(2, [("between", Case(steps, between=at))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
+        Ending(2, [("inside", Case(steps, between=at, inside=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
         Ending(2, [("again", Case(steps, {0: at, 1: at + 1}, again=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
     ]
 
@@ -233,7 +244,7 @@ SIGTERM = exercise(
         "finish": ("nobody is told: all steps, one save", 1, finish, "undisturbed"),
         "handler": ("the handler only sets a flag", 1, handler, "told"),
         "agree": ("one rank is told: all leave at the same step", 2, agree, "told"),
-        "between": ("told while the ranks agree", 1, between, "between"),
+        "between": ("told while the ranks agree", 1, between, "between inside"),
         "save": ("saved once, and the status says why; also when told twice", 1, save, "told again"),
     },
     refused=("ddp_course.train.images.train",),

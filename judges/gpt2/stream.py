@@ -29,7 +29,7 @@ def act(cls, case: dict, rank: int, world_size: int) -> Note:
     ((ranks, rows, batches),) = whole["parts"]
     for torch_seed in (1, 1, 2):
         torch.manual_seed(torch_seed)
-        tokens = torch.arange(1000, 1000 + whole["n_tokens"])
+        tokens = torch.arange(1000, 1000 + whole["n_tokens"], dtype=torch.int32)
         orders.append(_read(cls(tokens, whole["context"], 0, ranks, whole["seed"]), rows, batches))
     return Note({name: _played(cls, **run) for name, run in case["runs"].items()}, orders=orders)
 
@@ -38,7 +38,7 @@ def _played(
     cls: Callable, n_tokens: int, context: int, seed: int, parts: list[Part], before: int = 0, after: int = 0
 ) -> dict:
     """Play the parts; a stream reads `before` batches before it loads, and `after` more once it has given its state."""
-    tokens = torch.arange(1000, 1000 + n_tokens)
+    tokens = torch.arange(1000, 1000 + n_tokens, dtype=torch.int32)  # a tokenizer saves memory
     state, taken, agree, numbers = None, [], True, 0
     for number, (ranks, rows, batches) in enumerate(parts):
         taken.append([])
@@ -66,7 +66,11 @@ def _read(stream: object, rows: int, batches: int) -> list[dict]:
 def _windows(batch: tuple) -> dict:
     """Return what a batch holds, as numbers."""
     inputs, targets = (torch.as_tensor(part) for part in batch)
-    return {"inputs": (inputs - 1000).tolist(), "targets": (targets - 1000).tolist(), "kind": str(inputs.dtype)}
+    return {
+        "inputs": (inputs - 1000).tolist(),
+        "targets": (targets - 1000).tolist(),
+        "kind": f"{inputs.dtype} {targets.dtype}",
+    }
 
 
 def _count(state: object) -> int:
@@ -87,6 +91,7 @@ def rounds(rng: Random) -> list[Round]:
         "whole": whole,
         "stopped": stopped,
         "resized": {**whole, "parts": sizes},
+        "rest": {**whole, "parts": [(ranks, rows, BATCHES), (1, 1, length - together * BATCHES)]},
         "other": {**whole, "seed": whole["seed"] + 1},
         "shorter": {**whole, "parts": [(1, 1, length)], "n_tokens": length * context},  # one token, one window less
         "read_on": {**stopped, "after": 1},
@@ -128,8 +133,13 @@ def _batch_fault(rank: int, batch: dict, context: int, rows: int) -> Fault | Non
     if shapes != [(rows, context)] * 2:
         cause = "inputs and targets have `rows` rows of `context` tokens, on each rank"
         return Fault(f"two tensors of shape ({rows}, {context})", f"shapes {shapes[0]} and {shapes[1]}", rank, cause)
-    if "int64" not in batch["kind"]:
-        return Fault("tokens of dtype int64", batch["kind"], rank, "an embedding takes whole numbers")
+    if batch["kind"].split() != ["torch.int64"] * 2:
+        return Fault(
+            "tokens of dtype int64",
+            batch["kind"],
+            rank,
+            "an embedding takes int64; the text may lie in memory as something smaller",
+        )
     for row, target in zip(inputs, targets, strict=True):
         if row != list(range(row[0], row[0] + context)):
             return Fault("tokens that follow each other", f"places {row}", rank, "a window is one piece of the text")
@@ -222,6 +232,11 @@ def resized(seen: Seen) -> Fault | None:
     """An epoch goes on with other numbers of ranks."""
     length = seen.case["length"]
     counts = Counter(start for part in range(3) for mine in _starts(seen["resized"], part) for start in mine)
+    rest = Counter(start for part in range(2) for mine in _starts(seen["rest"], part) for start in mine)
+    if max(counts.values()) == 1 and max(rest.values()) > 1:
+        words = f"{rest.total()} windows once each: a batch as long as there is one, then, on one rank, row by row"
+        cause = "whether an epoch is over depends on the batch that is asked for next: ask when it is asked for"
+        return Fault(words, f"{sum(n > 1 for n in rest.values())} repeated", cause=cause)
     repeated, missing = sum(n > 1 for n in counts.values()), length - len(counts)
     if not repeated and not missing:
         return None

@@ -54,11 +54,19 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
     before = [ordinary() for _ in range(SETTLE)][-1]
     replica.zero_grad()
+    batches = case.batches(rank)
     with Log(model) as log:
-        function(replica, nn.functional.mse_loss, case.batches(rank))
+        function(replica, nn.functional.mse_loss, batches)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     found = torch.cat([gradient.flatten() for gradient in gradients]).tolist()
-    return Note(buckets=before.count("s"), gradients=found, logs=[log.text], after=[ordinary()])
+    changed = len(batches) != len(case.batches(rank))
+    return Note(
+        buckets=before.count("s"),
+        gradients=found,
+        logs=[log.text],
+        after=[ordinary()],
+        given_changed=changed,
+    )
 
 
 def rounds(rng: Random) -> list[Round]:

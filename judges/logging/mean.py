@@ -32,9 +32,10 @@ def rounds(rng: Random) -> list[Round]:
         [losses(rng, 0 if rank in without else rows) for rank, rows in enumerate(sizes)]
         for without in ([few - 1], [0], range(1, few))
     ]
+    cancel = [torch.tensor([1.5, -1.5]) * rank for rank in range(few)]  # rows there are, and their sum is 0
     return [
         Round(many, [("unequal", [losses(rng, rows) for rows in unequal(rng, many, least=MANY_ROWS)])]),
-        Round(few, [("empty", parts) for parts in lonely]),
+        Round(few, [("empty", parts) for parts in (*lonely, cancel)]),
         Round(2, [("nothing", [torch.zeros(0)] * 2)], REFUSALS),
     ]
 

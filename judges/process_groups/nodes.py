@@ -29,7 +29,7 @@ def rounds(rng: Random, folder: str) -> list[Round]:
     """Two nodes first; then other shapes. Each node must have its own result, made inside its own group."""
     chosen = []
     for name, world_size in (("two", 4), ("shapes", rng.choice((4, 6)))):
-        values = sorted(rng.sample(range(1, 100), world_size))
+        values = sorted(rng.sample([*range(-60, -9), *range(10, 61)], world_size))
         sizes = [2] if name == "two" else [size for size in range(1, world_size + 1) if world_size % size == 0]
         cases = [(name, Case(values, size, f"{folder}/{name}{size}")) for size in sizes]
         chosen.append(Round(world_size, cases))

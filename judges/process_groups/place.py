@@ -42,9 +42,16 @@ def rounds(rng: Random) -> list[Round]:
     many = [_environ(rank, size, per_node) for rank in chosen]
     good, last = many[0], many[-1]
     # The last: a GPU for rank 0 of a node, but not for each of its ranks.
-    gpus = [(last, per_node), (last, 8), (last, per_node - 1), (good, 0), (_environ(0, size, per_node), per_node - 1)]
+    gpus = [
+        (last, per_node),
+        (last, 3 * per_node),
+        (last, 8),
+        (last, per_node - 1),
+        (good, 0),
+        (_environ(0, size, per_node), per_node - 1),
+    ]
     bad = [
-        ({"RANK": rng.choice(["two", "", "1.5"])}, ("RANK",)),
+        *(({"RANK": text}, ("RANK",)) for text in ("1.5", "two", "")),
         ({"RANK": good["WORLD_SIZE"], "LOCAL_RANK": "0"}, ("RANK", "WORLD_SIZE")),
         ({"RANK": str(-rng.randint(1, 3))}, ("RANK",)),
         ({"LOCAL_RANK": good["LOCAL_WORLD_SIZE"]}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
@@ -138,7 +145,7 @@ PLACE = exercise(
     rounds=rounds,
     checks={
         "one": ("one node: rank, local rank, node", 1, placed(slice(3)), "one"),
-        "many": ("several nodes: rank, local rank, node", 1, placed(slice(3)), "many"),
+        "many": ("several nodes: rank, local rank, node", 1, placed(slice(3)), "many device"),
         "device": ("the device follows the local rank", 1, placed(slice(3, 4)), "device"),
         "missing": ("a missing variable is refused", 1, refused, "missing"),
         "bad": ("a bad value is refused", 1, refused, "bad"),

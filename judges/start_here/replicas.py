@@ -22,6 +22,7 @@ KINDS = {
     "last": "compare with every rank, also with the last one",
     "swapped": "two numbers have changed places, so sums and means are as before; compare number by number",
     "buffer": "parameters are equal, a buffer is not; model.state_dict() has both",
+    "frozen": "a parameter that is not trained differs; it is a parameter all the same",
     "tiny": "the difference is the last bit of one number; compare exactly, without a tolerance",
     "first": "here rank 0 is the one that differs from all others",
 }
@@ -37,6 +38,7 @@ class Case(NamedTuple):
         """Return this rank's replica."""
         torch.manual_seed(self.seed)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model[0].requires_grad_(False)
         last, weight = rank == world_size - 1, model[2].weight.data
         if self.kind == "last" and last:
             weight[-1, -1] += 1
@@ -46,6 +48,8 @@ class Case(NamedTuple):
             weight[0, 0], weight[1, 3] = weight[1, 3].clone(), weight[0, 0].clone()
         if self.kind == "buffer" and last:
             model[1].running_mean[2] = 0.125
+        if self.kind == "frozen" and last:
+            model[0].bias.data[1] += 1
         if self.kind == "tiny" and rank == 1:
             weight[0, 1] = torch.nextafter(weight[0, 1], torch.tensor(9.0))
         return model
@@ -53,11 +57,15 @@ class Case(NamedTuple):
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the result, and whether the model was left alone."""
-    model, before = case.model(rank, world_size), case.model(rank, world_size).state_dict()
+    model, before = case.model(rank, world_size), case.model(rank, world_size)
     result = plain(function(rank, world_size, model))
     if isinstance(result, int | float):
         result = bool(result)  # a tensor with one element is an answer, too
-    return Note(value=result, kept=all(torch.equal(t, before[name]) for name, t in model.state_dict().items()))
+    return Note(value=result, kept=all(map(torch.equal, _tensors(model), _tensors(before))))
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -95,6 +103,7 @@ def _on_all(*kinds: str) -> str:
     return " ".join(f"{kind}-{name}" for name in ("three", "more") for kind in kinds)
 
 
+HIDDEN = ("swapped", "buffer", "frozen", "tiny")
 right = all_of(once(found), speaks())  # who always says True is right about equal replicas, and knows nothing
 REPLICAS = exercise(
     "00.2",
@@ -106,7 +115,7 @@ REPLICAS = exercise(
     checks={
         "equal": ("equal replicas are told as equal", 1, right, _on_all("equal")),
         "different": ("a rank that differs is found, and all ranks say so", 2, right, _on_all("last", "first")),
-        "hidden": ("swapped numbers, a buffer, a last bit", 2, right, _on_all("swapped", "buffer", "tiny")),
+        "hidden": ("swapped numbers, any buffer, a last bit", 2, right, _on_all(*HIDDEN)),
         "kept": ("the model is left alone", 1, all_of(kept, speaks()), _on_all(*KINDS)),
     },
     hints={

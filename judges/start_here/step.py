@@ -42,10 +42,12 @@ class Case:
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Take two steps with the function; note by how much the weights have changed after each."""
     model, start, changes = case.model(), tasks.weights(case.model()), []
+    own = list(model.parameters())
     for step in range(2):
         function(rank, world_size, model, *case.batch(rank, step), case.lr)
         changes.append([after - before for after, before in zip(tasks.weights(model), start, strict=True)])
-    return Note(first=changes[0], second=changes[1])
+    replaced = any(before is not after for before, after in zip(own, model.parameters(), strict=True))
+    return Note(first=changes[0], second=changes[1], replaced=replaced)
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -66,6 +68,9 @@ def one_process(seen: Seen, steps: int, times: float = 1) -> list[float]:
 
 def together(seen: Seen) -> Fault | None:
     """The weights have changed, and are those of rank 0."""
+    if seen["replaced"]:
+        cause = "an optimizer, or DDP, holds the model's own parameters: change these, in place"
+        return Fault("the model's own parameters, changed", "new ones in their place", seen.rank, cause)
     if not any(seen["second"]):
         return Fault("other weights after two steps", "those of the start", seen.rank, NOTHING_MOVED)
     if close(seen["second"], seen.of(0)["second"], 1e-10):  # an order of adding may cost a last bit

@@ -78,6 +78,8 @@ def rounds(rng: Random) -> list[Round]:
     # Here the scale is 1, so that a slip in the scaling costs no points that belong to the cosine.
     falling = [_at(rng, _unscaled(setting), 1.3, 0.95 * setting.epochs / setting.warmup) for setting in even]
     odd = [_at(rng, _unscaled(_setting(rng, uneven=True)), 1.5, 1.9) for _ in range(4)]
+    # Here rows * (1 / rows of a step) is a little more than the whole number that rows / rows of a step is.
+    odd.append(_unscaled(odd[0]._replace(rows=27 * 77, local_batch=11, world_size=7)))
     settings = [*peaks, *rising, even[0]._replace(warmup=0.0, step=0), *falling, *odd]
     return [Round(1, [("all", settings)], init=False)]
 

@@ -39,16 +39,16 @@ class Case(NamedTuple):
     orders: list[list[int]]
 
 
-def picture(height: int = SIDE) -> torch.Tensor:
+def picture(height: int = SIDE, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return an image with another value in each pixel."""
-    return torch.arange(1, 2 * height * SIDE + 1, dtype=torch.float32).view(2, height, SIDE)
+    return torch.arange(1, 2 * height * SIDE + 1, dtype=dtype).view(2, height, SIDE)
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Ask for the shift of each place, then for those of a wide image; note what was no shift, and what was touched."""
     for generator in (torch.manual_seed, np.random.seed, random.seed):
         generator(17 + rank)
-    before, given, wide = _generators(), picture(), picture(SIDE - 3)
+    before, given, wide = _generators(), picture(), picture(SIDE - 3, torch.uint8)
     shifts: list[Any] = [None] * len(case.places)
     shared = ""
     for number in case.orders[rank]:

@@ -1,0 +1,83 @@
+"""Train a small network on one device: an ordinary program, with an ordinary loop, that knows nothing of ranks.
+
+    python one_device.py
+    python one_device.py --epochs 4 --checkpoint run.pt     # and again, with more epochs: it goes on
+
+`ddp.py` is the same program on several devices; `diff one_device.py ddp.py` shows all that had to change.
+"""
+
+import argparse
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+
+def read_options():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--checkpoint")
+    return parser.parse_args()
+
+
+def make_data(rows, seed):
+    """Points of a plane in two classes, inside and outside of a ring; the same seed makes the same points."""
+    points = torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(points, (points.norm(dim=1) < 1.2).long())
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def evaluate(model, data, device):
+    """Return the share of rows that the model gets right."""
+    right, rows = 0, 0
+    for x, y in DataLoader(data, batch_size=256):
+        right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
+        rows += len(x)
+    return right.item() / rows
+
+
+def main():
+    options = read_options()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    train, test = make_data(2048, seed=1), make_data(1001, seed=2)
+    order = torch.Generator()
+    loader = DataLoader(train, batch_size=options.batch, sampler=RandomSampler(train, generator=order))
+    model = make_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    first = 0
+    if options.checkpoint and os.path.exists(options.checkpoint):
+        saved = torch.load(options.checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["epoch"]
+
+    for epoch in range(first, options.epochs):
+        order.manual_seed(epoch)
+        total = torch.zeros((), device=device)
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(x)
+        model.eval()
+        with torch.no_grad():
+            accuracy = evaluate(model, test, device)
+        print(f"epoch {epoch}: loss {total.item() / len(train):.6f}, accuracy {accuracy:.6f}", flush=True)
+        if options.checkpoint:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            torch.save(state, options.checkpoint + ".part")
+            os.replace(options.checkpoint + ".part", options.checkpoint)
+
+
+if __name__ == "__main__":
+    main()

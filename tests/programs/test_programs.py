@@ -1,0 +1,110 @@
+"""The plain programs train the same network on one device and on 1, 2 and 4 ranks, however the ranks are started.
+
+And each change of `ddp.py` that is taken away again shows in the numbers, or in an error.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parents[2] / "programs"
+EPOCHS = 3
+BY_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+Numbers = list[tuple[float, float]]  # loss and accuracy, by epoch
+
+
+def finished(folder: Path, *command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+
+
+def numbers(done: subprocess.CompletedProcess) -> Numbers:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [(float(a), float(b)) for a, b in re.findall(r"^epoch \d+: loss (\S+), accuracy (\S+)$", done.stdout, re.M)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Numbers:
+    """What the program for one device prints, which is also seen to learn."""
+    found = numbers(finished(PROGRAMS, sys.executable, "one_device.py", "--epochs", str(EPOCHS)))
+    assert len(found) == EPOCHS and found[-1][0] < found[0][0] / 3 and found[-1][1] > 0.95
+    return found
+
+
+def close(found: Numbers) -> object:
+    return [pytest.approx(pair, abs=1e-5) for pair in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_torchrun_prints_the_numbers_of_one_device(alone, ranks):
+    assert numbers(finished(PROGRAMS, *BY_TORCHRUN, str(ranks), "ddp.py", "--epochs", str(EPOCHS))) == close(alone)
+
+
+def test_spawn_prints_the_numbers_of_one_device(alone):
+    found = numbers(finished(PROGRAMS, sys.executable, "ddp_spawn.py", "2", "--epochs", str(EPOCHS)))
+    assert found == close(alone)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path):
+    save = ("--checkpoint", str(tmp_path / "run.pt"))
+    first = numbers(finished(PROGRAMS, sys.executable, "one_device.py", "--epochs", "1", *save))
+    then = numbers(finished(PROGRAMS, *BY_TORCHRUN, "2", "ddp.py", "--epochs", str(EPOCHS), *save))
+    assert len(first) == 1 and first + then == close(alone)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def without(folder: Path, *edits: tuple[str, str]) -> subprocess.CompletedProcess:
+    """Run `ddp.py` on two ranks after edits; each first text is there once."""
+    source = (PROGRAMS / "ddp.py").read_text()
+    for old, new in edits:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    shutil.copy(PROGRAMS / "one_device.py", folder)
+    (folder / "ddp.py").write_text(source)
+    return finished(folder, *BY_TORCHRUN, "2", "ddp.py", "--epochs", str(EPOCHS))
+
+
+def test_without_a_group_there_are_no_ranks(tmp_path):
+    done = without(tmp_path, ('dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")', "pass"))
+    assert done.returncode != 0 and "process group has not been initialized" in done.stderr
+
+
+def test_without_a_sampler_an_epoch_is_as_many_passes_as_ranks(alone, tmp_path):
+    found = numbers(without(tmp_path, ("batch_size=options.batch // world_size, sampler=sampler",
+                                       "batch_size=options.batch // world_size")))  # fmt: skip
+    assert found[0] != pytest.approx(alone[0], rel=0.1)
+    steps = ('print(f"epoch', 'print("steps", len(loader)) if epoch == 0 else None; print(f"epoch')
+    assert "steps 32" in without(tmp_path, steps).stdout
+    assert "steps 64" in without(tmp_path, steps, (", sampler=sampler", "")).stdout
+
+
+def test_without_set_epoch_all_epochs_have_the_first_ones_order(alone, tmp_path):
+    found = numbers(without(tmp_path, ("sampler.set_epoch(epoch)", "pass")))
+    assert found[0] == pytest.approx(alone[0], abs=1e-5) and found[1:] != close(alone[1:])
+
+
+def test_without_the_wrapper_each_rank_trains_for_itself(alone, tmp_path):
+    found = numbers(without(tmp_path, ("replica(x.to(device))", "model(x.to(device))")))
+    assert found != close(alone)
+
+
+def test_without_a_reduction_the_loss_is_that_of_one_ranks_rows(alone, tmp_path):
+    found = numbers(without(tmp_path, ("        dist.all_reduce(total)\n", "")))
+    assert [loss for loss, _ in found] == pytest.approx([loss / 2 for loss, _ in alone], rel=0.2)
+    assert [accuracy for _, accuracy in found] == pytest.approx([accuracy for _, accuracy in alone], abs=1e-5)
+
+
+def test_without_one_voice_every_rank_prints(alone, tmp_path):
+    found = numbers(without(tmp_path, ("if rank == 0:  # 5: one voice", "if True:")))
+    assert found[::2] == found[1::2] == close(alone)
+
+
+@pytest.mark.parametrize("name", ["one_device.py", "ddp.py", "ddp_spawn.py"])
+def test_the_programs_are_short_and_use_torch_alone(name):
+    source = (PROGRAMS / name).read_text()
+    assert len(source.splitlines()) < 100 and "ddp_course" not in source

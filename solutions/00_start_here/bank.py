@@ -4,6 +4,7 @@ Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import ALL, Right, Wrong, edited, spoilt
+from tests.grading.bank import wrong as strangers
 
 IMPORTS = """
 import os
@@ -285,3 +286,21 @@ WRONG = [
           "    for p in model.parameters():\n        p.grad /= world_size\n    optimizer.step()")),
     ]),
 ]  # fmt: skip
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "00.3",
+    "",
+    r"""
+puts new Parameter objects into the model | same | an optimizer
+    def parallel_step(rank, world_size, model, x, y, lr):
+        model.zero_grad()
+        (model(x) - y).square().mean().backward()
+        for module in model.modules():
+            for name, p in list(module.named_parameters(recurse=False)):
+                grad = p.grad.clone()
+                dist.all_reduce(grad)
+                setattr(module, name, torch.nn.Parameter(p.detach() - lr * grad / world_size))
+""",
+)

@@ -4,6 +4,7 @@ Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import wrong as strangers
 
 IMPORTS = """
 import copy
@@ -227,3 +228,95 @@ WRONG = [
     *wrong("02.2", THREADS, THREADS_WRONG),
     *wrong("02.3", REPLICATE, REPLICATE_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "02.1",
+    "",
+    r"""
+tensor_split evens the pieces out: 10 rows on 4 devices become 3, 3, 2, 2
+| uneven | all chunks but the last have rows / devices rows
+    def scatter(batch, n):
+        def cut(part):
+            if isinstance(part, torch.Tensor):
+                return [t for t in part.tensor_split(n) if len(t)]
+            if isinstance(part, dict):
+                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
+            if isinstance(part, tuple):
+                return [tuple(values) for values in zip(*map(cut, part))]
+            if isinstance(part, list):
+                return [list(values) for values in zip(*map(cut, part))]
+            return [part] * n
+
+        return cut(batch)
+everything that has a shape is cut, numpy arrays too | kept | what is no tensor belongs to every chunk
+    def scatter(batch, n):
+        def cut(part):
+            if hasattr(part, "shape"):
+                size = -(-part.shape[0] // n)
+                return [part[i : i + size] for i in range(0, part.shape[0], size)]
+            if isinstance(part, dict):
+                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
+            if isinstance(part, tuple):
+                return [tuple(values) for values in zip(*map(cut, part))]
+            if isinstance(part, list):
+                return [list(values) for values in zip(*map(cut, part))]
+            return [part] * n
+
+        return cut(batch)
+a list of plain values with one entry per row (names, labels) is cut like a tensor
+| kept | what is no tensor belongs to every chunk
+    def scatter(batch, n):
+        def cut(part):
+            if isinstance(part, torch.Tensor):
+                return list(part.chunk(n))
+            if isinstance(part, dict):
+                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
+            if isinstance(part, tuple):
+                return [tuple(values) for values in zip(*map(cut, part))]
+            if isinstance(part, list):
+                if len(part) >= n and not any(isinstance(p, (torch.Tensor, dict, tuple, list)) for p in part):
+                    size = -(-len(part) // n)
+                    return [part[i : i + size] for i in range(0, len(part), size)]
+                return [list(values) for values in zip(*map(cut, part))]
+            return [part] * n
+
+        return cut(batch)
+what is no tensor is deep-copied for each chunk | kept | what is no tensor belongs to every chunk as it is
+    def scatter(batch, n):
+        def cut(part):
+            if isinstance(part, torch.Tensor):
+                return list(part.chunk(n))
+            if isinstance(part, dict):
+                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
+            if isinstance(part, tuple):
+                return [tuple(values) for values in zip(*map(cut, part))]
+            if isinstance(part, list):
+                return [list(values) for values in zip(*map(cut, part))]
+            return [copy.deepcopy(part) for _ in range(n)]
+
+        return cut(batch)
+""",
+)
+WRONG += strangers(
+    "02.3",
+    "",
+    r"""
+frozen weights are not cloned, all replicas share them with the model | memory | replicas 1
+    def replicate(model, count):
+        replicas = [model]
+        for _ in range(count - 1):
+            memo = {id(p): p.clone() if p.requires_grad else p for p in model.parameters()}
+            replicas.append(copy.deepcopy(model, memo))
+        return replicas
+zeroes the model's gradients, so gradients that were being accumulated are lost
+| home awkward | backward adds to the gradients that are there
+    def replicate(model, count):
+        model.zero_grad()
+        replicas = [model]
+        for _ in range(count - 1):
+            replicas.append(copy.deepcopy(model, {id(p): p.clone() for p in model.parameters()}))
+        return replicas
+""",
+)

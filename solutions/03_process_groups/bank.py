@@ -4,6 +4,7 @@ Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
 from tests.grading.bank import right, wrong
+from tests.grading.bank import wrong as strangers
 
 IMPORTS = """
 import os
@@ -373,3 +374,64 @@ WRONG = [
     *wrong("03.3", NODE, NODE_WRONG),
     *wrong("03.4", LEADER, LEADER_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "03.1",
+    "",
+    r"""
+int(float(...)) takes "1.5" for 1 | bad | the value was used without a look at it
+    def place(environ, gpus):
+        def read(name):
+            try:
+                return int(float(environ[name]))
+            except KeyError:
+                raise ValueError(f"{name} is missing") from None
+            except ValueError:
+                raise ValueError(f"{name} is no number") from None
+
+        rank, world, local, local_world = map(read, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if not 0 <= rank < world:
+            raise ValueError(f"RANK {rank} is out of range")
+        if not 0 <= local < local_world:
+            raise ValueError(f"LOCAL_RANK {local} is out of range")
+        return rank, local, rank // local_world, f"cuda:{local}" if gpus >= local_world else "cpu"
+node from the number of GPUs where there are GPUs | many | the first LOCAL_WORLD_SIZE ranks are on node 0
+    def place(environ, gpus):
+        def read(name):
+            if name not in environ:
+                raise ValueError(f"{name} is missing")
+            try:
+                return int(environ[name])
+            except ValueError:
+                raise ValueError(f"{name} is no whole number: {environ[name]!r}") from None
+
+        rank, world = read("RANK"), read("WORLD_SIZE")
+        local, local_world = read("LOCAL_RANK"), read("LOCAL_WORLD_SIZE")
+        if not 0 <= rank < world:
+            raise ValueError(f"RANK {rank} is out of range")
+        if not 0 <= local < local_world:
+            raise ValueError(f"LOCAL_RANK {local} is out of range")
+        if gpus >= local_world:
+            return rank, local, rank // gpus, f"cuda:{local}"
+        return rank, local, rank // local_world, "cpu"
+""",
+)
+WRONG += strangers(
+    "03.4",
+    "",
+    r"""
+MAX against the zeros of the others: a leader's negative value is lost
+| nodes shapes | the leader is the first rank of the node
+    def from_leader(rank, world_size, ranks_per_node, value):
+        for first in range(0, world_size, ranks_per_node):
+            members = list(range(first, first + ranks_per_node))
+            group = dist.new_group(members)
+            if rank in members:
+                mine, leader = group, first
+        message = torch.tensor(float(value) if rank == leader else 0.0)
+        dist.all_reduce(message, op=dist.ReduceOp.MAX, group=mine)
+        return message.item()
+""",
+)

@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -423,7 +424,7 @@ only the model is cloned | values order | the copy is not deep
 finish does not wait | content error | finish() waits for the thread
     self.finish() => self.wait()
     def finish(self): => def finish(self):\n        pass\n\n    def wait(self):
-a thread for each, all at a time | order | two writes at a time mix in one file
+a thread for each, all at a time | order error | two writes at a time mix in one file
     class BackgroundSaver:
         def __init__(self, write):
             self.pool, self.write, self.jobs = ThreadPoolExecutor(8), write, []
@@ -477,3 +478,54 @@ WRONG = [
     *wrong("14.4", SAVER_POOL, SAVER_POOL_WRONG),
     *wrong("14.4", SAVER_QUEUE, SAVER_QUEUE_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "14.1",
+    "",
+    r"""
+the handler writes into the tensor that is being reduced, so a signal while they agree counts on one rank only
+| between | a rank decides by its own flag
+    def train_until_told(rank, world_size, run):
+        flag = torch.zeros(1)
+
+        def handler(number, frame):
+            flag.fill_(1)
+
+        signal.signal(signal.SIGTERM, handler)
+        while run.step < run.steps:
+            run.train_step()
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            if flag.item():
+                run.save()
+                return 143
+        run.save()
+        return 0
+""",
+)
+WRONG += strangers(
+    "14.4",
+    "",
+    r"""
+an error is reported by finish only, a save goes on as if nothing had happened | error | the error is told too late
+    from concurrent.futures import ThreadPoolExecutor
+
+
+    class BackgroundSaver:
+        def __init__(self, write):
+            self.write = write
+            self.pool = ThreadPoolExecutor(max_workers=1)
+            self.futures = []
+
+        def save(self, state, step):
+            self.futures.append(self.pool.submit(self.write, copy.deepcopy(state), step))
+
+        def finish(self):
+            futures, self.futures = self.futures, []
+            errors = [future.exception() for future in futures]
+            for error in errors:
+                if error is not None:
+                    raise error
+""",
+)

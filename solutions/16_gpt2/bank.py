@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -40,7 +41,7 @@ class TextStream:
             inputs.append(self.tokens[start : start + self.context])
             targets.append(self.tokens[start + 1 : start + 1 + self.context])
         self.consumed += rows * self.world_size
-        return torch.stack(inputs), torch.stack(targets)
+        return torch.stack(inputs).long(), torch.stack(targets).long()
 
     def state_dict(self):
         return {"epoch": self.epoch, "consumed": self.consumed}
@@ -53,6 +54,7 @@ STREAM_RIGHT = r"""
 a block for each rank
     class TextStream:
         def __init__(self, tokens, context, rank, world_size, seed):
+            tokens = tokens.long()
             self.inputs = tokens[: (len(tokens) - 1) // context * context].view(-1, context)
             self.targets = tokens[1 : 1 + self.inputs.numel()].view(-1, context)
             self.rank, self.world_size, self.seed = rank, world_size, seed
@@ -295,3 +297,61 @@ WRONG = [
     *wrong("16.2", STEP, STEP_WRONG),
     *wrong("16.3", USED, USED_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "16.1",
+    "",
+    r"""
+the next epoch is begun as soon as no batch of the same size is left, before the next one is asked for
+| resized | whether an epoch is over depends on the batch that is asked 
+    class TextStream:
+        def __init__(self, tokens, context, rank, world_size, seed):
+            self.tokens, self.context, self.rank, self.world_size, self.seed = tokens, context, rank, world_size, seed
+            self.windows = (len(tokens) - 1) // context
+            self.epoch = self.position = 0
+
+        def next_batch(self, rows):
+            together = rows * self.world_size
+            if self.position + together > self.windows:
+                self.epoch, self.position = self.epoch + 1, 0
+            dice = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
+            order = torch.randperm(self.windows, generator=dice)
+            mine = order[self.position + self.rank : self.position + together : self.world_size]
+            self.position += together
+            if self.position + together > self.windows:
+                self.epoch, self.position = self.epoch + 1, 0
+            where = mine[:, None] * self.context + torch.arange(self.context)
+            return self.tokens[where].long(), self.tokens[where + 1].long()
+
+        def state_dict(self):
+            return {"epoch": self.epoch, "position": self.position}
+
+        def load_state_dict(self, state):
+            self.epoch, self.position = state["epoch"], state["position"]
+the tokens keep their dtype (uint8, int32) | windows | an embedding takes int64
+    class TextStream:
+        def __init__(self, tokens, context, rank, world_size, seed):
+            self.tokens, self.context, self.rank, self.world_size, self.seed = tokens, context, rank, world_size, seed
+            self.windows = (len(tokens) - 1) // context
+            self.epoch = self.position = 0
+
+        def next_batch(self, rows):
+            together = rows * self.world_size
+            if self.position + together > self.windows:
+                self.epoch, self.position = self.epoch + 1, 0
+            dice = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
+            order = torch.randperm(self.windows, generator=dice)
+            mine = order[self.position + self.rank : self.position + together : self.world_size]
+            self.position += together
+            where = mine[:, None] * self.context + torch.arange(self.context)
+            return self.tokens[where], self.tokens[where + 1]
+
+        def state_dict(self):
+            return {"epoch": self.epoch, "position": self.position}
+
+        def load_state_dict(self, state):
+            self.epoch, self.position = state["epoch"], state["position"]
+""",
+)

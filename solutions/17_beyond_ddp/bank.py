@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import ALL, Right, right, spoilt
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -298,3 +299,43 @@ WRONG = [
           "        RowParallelLinear(second)\n        self.second_bias =")),
     ]),
 ]  # fmt: skip
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "17.2",
+    "",
+    r"""
+dealt in turn, whatever their size | balance | deal out elements
+    class ShardedStep:
+        def __init__(self, rank, world_size, parameters, make_optimizer):
+            self.world_size = world_size
+            self.parameters = parameters
+            self.optimizer = make_optimizer(parameters[rank::world_size])
+
+        def step(self):
+            self.optimizer.step()
+            for i, p in enumerate(self.parameters):
+                dist.broadcast(p.data, src=i % self.world_size)
+the list's entries are replaced by new parameters | share | write into the parameters
+    class ShardedStep:
+        def __init__(self, rank, world_size, parameters, make_optimizer):
+            self.rank = rank
+            self.parameters = parameters
+            loads = [0] * world_size
+            self.owners = []
+            for p in parameters:
+                owner = min(range(world_size), key=loads.__getitem__)
+                loads[owner] += p.numel()
+                self.owners.append(owner)
+            self.optimizer = make_optimizer([p for p, owner in zip(parameters, self.owners) if owner == rank])
+
+        def step(self):
+            self.optimizer.step()
+            for i, owner in enumerate(self.owners):
+                value = self.parameters[i].detach().clone()
+                dist.broadcast(value, src=owner)
+                if owner != self.rank:
+                    self.parameters[i] = nn.Parameter(value)
+""",
+)

@@ -64,15 +64,20 @@ def net() -> nn.Module:
 
 
 @contextmanager
-def places(tag: str | None = None) -> Iterator[list[str]]:
+def places(tag: str | None = None, moved: list[str] | None = None) -> Iterator[list[str]]:
     """Within the block, save tensors as those of device `tag`, and note where those that are loaded are to land."""
     landed: list[str] = []
+    moved = [] if moved is None else moved
 
     def land(storage, location):
         landed.append(location)
         return storage if location.startswith("cuda") else None
 
-    registry, stay = list(torch.serialization._package_registry), lambda self, *args, **kwargs: self
+    def stay(self, *args, **kwargs):
+        moved.extend([type(self).__name__] * isinstance(self, nn.Module))
+        return self
+
+    registry = list(torch.serialization._package_registry)
     with mock.patch.object(torch.serialization, "_package_registry", registry):
         torch.serialization.register_package(0, lambda storage: tag, land)
         with mock.patch.object(nn.Module, "to", stay), mock.patch.object(torch.Tensor, "to", stay):
@@ -90,7 +95,8 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         torch.save({"model": FILES[case.names][1](state), "step": code if case.runs_code else case.step}, path)
     model = nn.parallel.DistributedDataParallel(net()) if case.in_ddp else net()
     value, held = None, dict(model.named_parameters())
-    with places() as landed:
+    moved: list[str] = []
+    with places(moved=moved) as landed:
         try:
             value = plain(function(path, model, torch.device(case.device(rank, world_size))))
         except Exception:
@@ -99,7 +105,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     found = getattr(model, "module", model).state_dict()
     differ = [name for name in state if not torch.equal(found[name], state[name])]
     replaced = [name for name, p in model.named_parameters() if p is not held[name]]
-    return Note(value=value, differ=differ, landed=sorted(set(landed)), replaced=replaced)
+    return Note(value=value, differ=differ, landed=sorted(set(landed)), replaced=replaced, moved=moved)
 
 
 def rounds(rng: Random, folder: Path) -> list[Round]:
@@ -137,6 +143,8 @@ def loaded(seen: Seen) -> Fault | None:
             seen["differ"] and f"the model's {seen['differ'][0]} is as it was",
         "the model has other parameters now, so an optimizer that was made before would train the old ones: copy into "
         "those that are there": seen["replaced"] and f"another object as {seen['replaced'][0]}",
+        "the model is on its device already; tensors that are copied into it land there": seen["moved"]
+            and f"the {seen['moved'][0]} is moved",
         'return what is in the file as "step"': seen["value"] != case.step and repr(seen["value"]),
     })  # fmt: skip
 

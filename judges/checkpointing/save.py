@@ -6,7 +6,9 @@ Read next: `load.py`.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import resource
 import signal
 import time
@@ -59,8 +61,15 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         torch.save({"w": torch.zeros(3), "step": 0}, path)
     dist.barrier()
     if case.too_much is not None:
+        state = {"w": torch.ones(LARGE), "step": 2}
+        known = _errors(state, path.parent.parent / "probe") if case.too_much == signal.SIG_IGN else []
         with file_limit(case.too_much):
-            function(rank, world_size, {"w": torch.ones(LARGE), "step": 2}, path)
+            try:
+                function(rank, world_size, state, path)
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                return Note(error=type(error).__name__, known=_comes_out(error, known))
         return Note()
     time.sleep(0 if rank else LATE_S)
     state = {"w": torch.full((ROWS,), float(case.values[rank])), "step": case.values[rank]}
@@ -68,6 +77,41 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         function(rank, world_size, state, path)
     size = path.stat().st_size if path.exists() else 0
     return Note(events=events, talked=len(seen.calls), found=case.content(), size=size)
+
+
+def _errors(state: Any, probe: Path) -> list[str]:
+    """Return what a writing that fails half way raises here, in each way to write."""
+
+    def opened() -> None:
+        with open(probe, "wb") as file:
+            torch.save(state, file)
+
+    def in_memory() -> None:
+        data = io.BytesIO()
+        torch.save(state, data)
+        probe.write_bytes(data.getvalue())
+
+    said = []
+    with file_limit(signal.SIG_IGN):
+        for way in (opened, in_memory, lambda: torch.save(state, probe)):
+            try:
+                way()
+            except Exception as error:
+                said.append(_plain(error))
+    probe.unlink(missing_ok=True)
+    return said
+
+
+def _comes_out(error: BaseException | None, known: list[str]) -> bool:
+    """Whether an error is the one that happened, or says that it comes from that."""
+    if error is None or isinstance(error, OSError):
+        return error is not None
+    return _plain(error) in known or _comes_out(error.__cause__, known)
+
+
+def _plain(error: Exception) -> str:
+    """An error as text, without what differs from one writing to the next."""
+    return re.sub(r"\d+|/\S+", "#", f"{type(error).__name__}: {error}")
 
 
 @contextmanager
@@ -176,6 +220,8 @@ def survives(seen: Seen) -> Fault | None:
             found != OLD and (found if isinstance(found, str) else "another state"),
         "the exception is swallowed, so the run goes on and nobody knows that nothing was saved; raise it":
             lives and not seen["error"] and "no exception",
+        "let the exception out as it is, by a bare `raise`: another one hides what was wrong":
+            lives and not seen["known"] and f"a {seen['error']} of its own",
         "half a file stays behind and fills the disk; remove it when the writing fails: try, except, raise":
             lives and left and f"{left} is left behind",
     })  # fmt: skip

@@ -89,6 +89,10 @@ def tensor_watched() -> Iterator[None]:
         yield
 
 
+def _folder(path: object) -> str:
+    return os.path.dirname(str(path))
+
+
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Let the function take this rank's steps; note the moments of talks, reads and lines, and the files it opens."""
     opened: set[str] = set()
@@ -96,7 +100,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     marks: list[tuple[int, int]] = []  # when step 1, 2, ... is taken: collectives so far, length of the file
 
     def watch(event: str, args: tuple) -> None:
-        if event == "open" and os.path.dirname(str(args[0])) == os.path.dirname(case.path):
+        if event == "open" and (str(args[0]) == os.devnull or _folder(args[0]) == _folder(case.path)):
             opened.add(os.path.basename(str(args[0])))
 
     def mark() -> None:

@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -344,3 +345,26 @@ WRONG = [
     *wrong("09.2", LOG_KEPT_OPEN, "kept in a buffer | at_once | flush() or close the file\n    , buffering=1 =>"),
     *wrong("09.3", EVALUATE, EVALUATE_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "09.2",
+    "",
+    r"""
+the other ranks open os.devnull, to have the same code | writer | one writer
+    import os
+
+
+    def write_log(rank, world_size, steps, every, path):
+        totals = torch.zeros(2, dtype=torch.float64)
+        with open(path if rank == 0 else os.devnull, "w") as file:
+            for step, (loss, rows) in enumerate(steps, 1):
+                totals[0] += loss.detach() * rows
+                totals[1] += rows
+                if step % every == 0:
+                    dist.all_reduce(totals)
+                    print(json.dumps({"step": step, "loss": (totals[0] / totals[1]).item()}), file=file, flush=True)
+                    totals.zero_()
+""",
+)

@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -441,3 +442,20 @@ WRONG = [
     *wrong("10.3", RESUME, RESUME_WRONG),
     *wrong("10.4", REPAIR, REPAIR_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "10.2",
+    "",
+    r"""
+moves the model to the device | plain names | the model is on its device already
+    def load_onto(path, model, device):
+        file = torch.load(path, map_location="cpu", weights_only=True)
+        state = {name.removeprefix("module."): tensor for name, tensor in file["model"].items()}
+        bare = model.module if isinstance(model, DistributedDataParallel) else model
+        bare.load_state_dict(state)
+        model.to(device)
+        return file["step"]
+""",
+)

@@ -46,11 +46,11 @@ def with_other_op(rng: Random, world_size: int, swapped: bool = False) -> Case:
     return records, [seq, odd]
 
 
-def with_other_size(rng: Random, world_size: int) -> Case:
-    """One rank brings another shape to an all_reduce."""
-    records, odd = in_step(rng, world_size), rng.randrange(world_size)
+def with_other_size(rng: Random, world_size: int, turned: bool = False) -> Case:
+    """One rank brings another shape to an all_reduce; turned, it has as many elements."""
+    records, odd = in_step(rng, world_size), rng.randrange(int(turned), world_size)
     seq, op, sizes = records[odd][7]
-    records[odd][7] = (seq, op, [sizes[0] + 1, 4])
+    records[odd][7] = (seq, op, [4, sizes[0]] if turned and sizes[0] != 4 else [sizes[0] + 1, 4])
     return records, [seq, [odd]]
 
 
@@ -93,6 +93,7 @@ def rounds(rng: Random) -> list[Round]:
         "absent": [with_absent(rng, 3), with_absent(rng, 4), with_most_absent(rng)],
         "none": [(in_step(rng, 4), None), ([of_rank[i:] for i, of_rank in enumerate(in_step(rng, 3))], None)],
     }
+    cases["size"].append(with_other_size(rng, 4, turned=True))
     named = [(name, (name, *case)) for name, of_check in cases.items() for case in of_check]
     return [Round(1, named, raises=(Exception,), init=False)]
 

@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -349,3 +350,28 @@ WRONG = [
     *wrong("12.3", UNEVEN_FLAT, UNEVEN_FLAT_WRONG),
     *wrong("12.4", FIRST, FIRST_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "12.4",
+    "",
+    r"""
+compares the number of elements, so [4, 2] and [2, 4] pass | size | compare the sizes
+    def first_disagreement(records):
+        begin = min(record[0][0] for record in records)
+        end = max(record[-1][0] for record in records)
+        for number in range(begin, end + 1):
+            did, absent = {}, []
+            for rank, record in enumerate(records):
+                if number > record[-1][0]:
+                    absent.append(rank)
+                elif number >= record[0][0]:
+                    _, operation, sizes = record[number - record[0][0]]
+                    did[rank] = (operation, None if operation == "all_to_all" else math.prod(sizes))
+            groups = Counter(did.values()).most_common()
+            if absent or len(groups) > 1:
+                return number, sorted(absent + [rank for rank, what in did.items() if what != groups[0][0]])
+        return None
+""",
+)

@@ -18,6 +18,7 @@ import subprocess
 
 import nbformat
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
@@ -80,6 +81,11 @@ class BoxedClient(SturdyClient):
         await super()._async_cleanup_kernel()
         os.close(self._wire)
         self.box.remove()
+
+    _cleanup_kernel = run_sync(_async_cleanup_kernel)  # nbclient's own is bound to its own function
+
+    def _update_display_id(self, *_: object) -> None:
+        """Change no output that is there already (called by nbclient): one cell could write another's points."""
 
     def output(self, outs: list[NotebookNode], msg: dict, *args) -> NotebookNode | None:
         """Keep an output of a cell (called by nbclient): so much of it, and only what a page can show safely."""

@@ -131,8 +131,8 @@ class Classroom:
             graded.reason = self._autograded(student, folder)
             path = self.into / "autograded" / student / folder / f"{folder}.ipynb"
             graded.notes = [] if graded.reason else lost_cells(path)
-            if slow := [note for note in graded.notes if NOT_JUDGED in note]:
-                graded.reason, graded.again = f"run the same command again; {slow[0]}", True
+            if not graded.reason and (slow := not_judged(path)):
+                graded.reason, graded.again = f"run the same command again; {slow}", True
         if graded.reason:
             self._stage_reason(student, folder, graded.reason)
             if trouble := self._autograded(student, folder):
@@ -214,10 +214,17 @@ def lost_cells(path: Path) -> list[str]:
     notes = []
     for number, cell in enumerate(nbformat.read(path, as_version=4).cells, start=1):
         for output in cell.get("outputs", []):
-            if output.output_type == "error" and output.ename in (KERNEL_DIED, TIMEOUT, NOT_RUN, NOT_JUDGED):
+            if output.output_type == "error" and output.ename in (KERNEL_DIED, TIMEOUT, NOT_RUN):
                 name = cell.metadata.get("nbgrader", {}).get("grade_id", f"{cell_role(cell)} cell {number}")
                 notes.append(f"{name}: {output.evalue}")
     return notes
+
+
+def not_judged(path: Path) -> str:
+    """Return why the judge could not judge a test cell, or nothing; what a learner's own cell says does not count."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell_role(cell) == "test"]
+    outputs = (output for cell in cells for output in cell.outputs if output.output_type == "error")
+    return next((output.evalue for output in outputs if output.ename == NOT_JUDGED), "")
 
 
 def _reason(result: dict) -> str:

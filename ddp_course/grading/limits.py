@@ -9,6 +9,8 @@ Read next: `box.py`.
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ import psutil
 
 MOST_PROCESSES = 200
 MOST_BYTES = 8 * 2**30  # of memory, and so much of files
+MOST_OF_A_FILE = 64 * 2**20  # bytes, that an answer has written and a judge reads
 LOOK_EVERY_S = 0.5
 AT_EASE = 4.0  # programs that wait for each core without anybody's noticing
 
@@ -104,3 +107,18 @@ def _size(folder: Path) -> int:
             with suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return total
+
+
+def own_file(path: str | os.PathLike) -> Path:
+    """Return the path of a file that an answer has written, to be read outside of its box.
+
+    Raises:
+        OSError: it leads out of the folder for temporary files; it is no plain file, or very large.
+    """
+    found = Path(os.path.realpath(path))  # where checks have their files: in a box, its own folder
+    if not found.is_relative_to(os.path.realpath(tempfile.gettempdir())):
+        raise OSError(f"{Path(path).name} is a link that leads elsewhere")
+    facts = found.stat()
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_OF_A_FILE:
+        raise OSError(f"{found.name} is no plain file, or has more than {MOST_OF_A_FILE} bytes")
+    return found

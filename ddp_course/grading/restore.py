@@ -37,7 +37,7 @@ def unreadable(path: Path) -> str:
     except (json.JSONDecodeError, nbformat.reader.NotJSONError, UnicodeDecodeError, RecursionError):
         return "the file is not JSON, so not a notebook"
     except Exception as error:  # whatever is wrong with a stranger's file
-        return f"the file is not a notebook: {str(error).splitlines()[0][:100]}"
+        return f"the file is not a notebook: {(str(error).splitlines() or [type(error).__name__])[0][:100]}"
     return ""
 
 

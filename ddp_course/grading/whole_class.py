@@ -16,6 +16,7 @@ import hashlib
 import multiprocessing
 import os
 import secrets
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from ddp_course.grading import journal, progress
 from ddp_course.grading.classroom import Classroom, Graded
 from ddp_course.grading.limits import patience
 from ddp_course.grading.registry import LESSONS, judges
+from ddp_course.grading.restore import MOST_BYTES
 
 LIMIT_S = 900.0  # for one submission; the notebook's own limit, in execute.py, is far below
 JOURNAL, SECRET = "grading.jsonl", "class_secret"
@@ -119,6 +121,8 @@ class WholeClass:
                 except ProcessExpired as error:
                     reason = f"could not be graded: it ended the grader's process (exit status {error.exitcode})"
                     yield self.classroom.grade(*running[future], reason)
+                except Exception as error:  # whatever a stranger's notebook may do to those that read it
+                    yield self.classroom.grade(*running[future], f"could not be graded: {type(error).__name__}")
         finally:
             pool.stop()  # at the end there is nothing to stop; after Ctrl-C there is
             pool.join()
@@ -143,12 +147,13 @@ def secret(into: Path) -> str:
 def digest(root: Path, submissions: Path, student: str, lesson: str) -> str:
     """Return a fingerprint of all that decides about the points: the submission, the exercises, the checks."""
     folder = LESSONS[lesson]
-    files = [path for path in (submissions / student / folder).rglob("*") if path.is_file() and not path.is_symlink()]
+    found = ((path, path.lstat()) for path in (submissions / student / folder).rglob("*"))
+    files = [path for path, facts in found if stat.S_ISREG(facts.st_mode) and facts.st_size <= MOST_BYTES]
     files += [root / "solutions" / folder / f"{folder}.ipynb", *Path(__file__).parent.glob("*.py")]
     files += Path(judges(lesson).__file__).parent.glob("*.py")
     total = hashlib.sha256()
     for path in sorted(files):
-        total.update(f"{path.name} {path.stat().st_size}\n".encode())
+        total.update(os.fsencode(path.name) + f" {path.stat().st_size}\n".encode())
         total.update(path.read_bytes())
     return total.hexdigest()
 

@@ -22,6 +22,7 @@ from ddp_course.grading.compare import close
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import equals, exercise, first_mistake, once
 from ddp_course.grading.isolated import plain
+from ddp_course.grading.limits import own_file
 from ddp_course.grading.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer
 
@@ -123,7 +124,7 @@ def file(seen: Seen) -> Fault | None:
 def refusal(path: Path) -> str:
     """Say what torch has against a file; nothing, if it can be loaded."""
     try:
-        torch.load(path, weights_only=True)
+        torch.load(own_file(path), weights_only=True)
     except Exception as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
         return f"torch.load(weights_only=True) refuses {path.name}: {words[0][:80]}"

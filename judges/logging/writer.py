@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from unittest import mock
 
@@ -24,6 +23,7 @@ from ddp_course.grading import observe
 from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.limits import own_file
 from ddp_course.grading.play import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED
 
@@ -52,7 +52,7 @@ class Case:
 
     def text(self) -> str:
         """Return what stands in the file."""
-        return Path(self.path).read_text() if os.path.exists(self.path) else ""
+        return own_file(self.path).read_text() if os.path.exists(self.path) else ""
 
     def lines(self) -> list[dict] | None:
         """Return the file's lines; None when one of them is none."""

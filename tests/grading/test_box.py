@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from nbgrader.utils import determine_grade
 from ddp_course.grading import box, limits
 from ddp_course.grading.boxed import BoxedClient
 from ddp_course.grading.execute import cell_role
+from ddp_course.grading.limits import own_file
 from tests.grading import tricks
 from tests.grading.submissions import ROOT, cell_of, filled, solutions
 
@@ -215,3 +217,17 @@ def test_no_way_to_a_box_is_a_sentence(monkeypatch, capsys, tmp_path):
     assert main([str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "bwrap: not installed" in said and "apt install bubblewrap" in said and "--trust-submissions" in said
+
+
+def test_a_judge_reads_no_file_that_leads_out_of_the_box(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    secret, link, pipe, own = tmp_path / "secret", *(tmp_path / "scratch" / name for name in ("link", "pipe", "own"))
+    secret.write_text("a class's")
+    own.write_text("an answer's")
+    link.symlink_to(secret)
+    os.mkfifo(pipe)
+    assert own_file(own).read_text() == "an answer's"
+    for path in (link, pipe, secret):
+        with pytest.raises(OSError, match="leads elsewhere|no plain file"):
+            own_file(path)

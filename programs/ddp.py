@@ -79,6 +79,7 @@ def main():
                 os.replace(options.checkpoint + ".part", options.checkpoint)
             dist.barrier()
 
+    dist.barrier()  # a thread of gloo that lets go of a tensor while Python shuts down would abort the process
     dist.destroy_process_group()
 
 

@@ -16,6 +16,8 @@ EPOCHS = 3
 BY_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+# Two ranks' lines may share a line, for each rank writes where it is.
+_EPOCH = re.compile(r"epoch \d+: loss (\d\.\d{6}), accuracy (\d\.\d{6})")
 Numbers = list[tuple[float, float]]  # loss and accuracy, by epoch
 
 
@@ -25,7 +27,7 @@ def finished(folder: Path, *command: str) -> subprocess.CompletedProcess:
 
 def numbers(done: subprocess.CompletedProcess) -> Numbers:
     assert done.returncode == 0, done.stderr[-3000:]
-    return [(float(a), float(b)) for a, b in re.findall(r"^epoch \d+: loss (\S+), accuracy (\S+)$", done.stdout, re.M)]
+    return [(float(a), float(b)) for a, b in _EPOCH.findall(done.stdout)]
 
 
 @pytest.fixture(scope="module")

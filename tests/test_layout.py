@@ -19,6 +19,7 @@ ORDER = (
     ("draw",),
     ("judges",),
     ("grading",),
+    ("rehearsal",),
     ("diagnose",),
     ("scaling",),
     ("beyond",),

@@ -1,0 +1,63 @@
+"""The command `ddp-course rehearse`: run a learner's own program on CPU ranks, and say what is right and wrong.
+
+    ddp-course rehearse train.py --epochs 2
+    ddp-course rehearse --ranks 4 --json train.py --epochs 2
+
+What stands after the script belongs to the script. It runs in a copy of its folder, without a GPU.
+Exit status: 0 nothing wrong, 1 something wrong, 2 the program could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+
+from ddp_course.rehearsal.rehearse import Rehearsal, cause_of, rehearse
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="ddp-course rehearse", description="Run a DDP program on ranks of this machine and say what is wrong."
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="how many (2)")
+    parser.add_argument("--limit", type=float, default=300.0, help="the longest that a run may take, in seconds (300)")
+    parser.add_argument(
+        "--wait", type=float, default=30.0, help="the longest wait of a rank for others, in seconds (30)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("script", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    options = parser.parse_args(argv)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the ranks that this process starts
+    try:
+        found = rehearse(
+            options.script, options.arguments, world_size=options.ranks, limit_s=options.limit, wait_s=options.wait
+        )
+    except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
+        print(f"{options.script}: cannot be rehearsed: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        told = {"findings": [each.as_json() for each in found.findings], "right": found.right, "unseen": found.unseen}
+        print(json.dumps({"script": options.script, "failure": found.failure, "status": found.status, **told}))
+    else:
+        print(report(found, options.script, options.ranks))
+    return found.status
+
+
+def report(found: Rehearsal, script: str, ranks: int) -> str:
+    """Return what a person reads."""
+    parts = [each.show(script) for each in found.findings]
+    if found.failure:
+        cause = cause_of(found.failure)
+        parts.append(f"{script} did not run to its end on {ranks} ranks" + (f": {cause}" if cause else ""))
+        parts.append(textwrap.indent(found.failure, "    "))
+    elif not found.findings:
+        parts.append(f"{script}: nothing wrong was seen on 1 rank and on {ranks}")
+    for words, faults in (("looked for, and not there", found.right), ("could not be seen here", found.unseen)):
+        if faults:
+            parts.append(textwrap.fill(f"{words}: {', '.join(faults)}", 100, subsequent_indent="    "))
+    return "\n".join(parts)

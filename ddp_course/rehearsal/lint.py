@@ -1,0 +1,58 @@
+"""Which faults of a DDP program show in its text, before anything runs?
+
+Each rule is one function from a `Source` to the lines it objects to. A rule objects only when the text leaves no
+ordinary way in which it could be right; what depends on numbers is left to `rehearse`.
+
+Read next: `source.py`, what the rules ask; `rehearse.py`, the same family of faults, seen while the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddp_course.rehearsal import text_of_losses as losses
+from ddp_course.rehearsal import text_of_models as models
+from ddp_course.rehearsal import text_of_ranks as ranks
+from ddp_course.rehearsal import text_of_rows as rows
+from ddp_course.rehearsal import text_of_starts as starts
+from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.source import Found, Source
+
+
+def lint(text: str) -> list[Finding]:
+    """Return what is wrong with a program, in the order of its lines.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    source = Source(text)
+    found: set[Finding] = set()
+    for fault, rule in RULES.items():
+        if source.distributed or fault == "local-rank-argument":
+            lines = [Finding(fault, node.lineno, evidence) for node, evidence in rule(source)]
+            found |= set(lines[:1] if fault in ONCE else lines)  # several lines of one cause are told once
+    return sorted(found, key=lambda each: (each.line, each.fault))
+
+
+RULES: dict[str, Callable[[Source], Found]] = {
+    "same-rows": rows.same_rows,
+    "no-set-epoch": rows.no_set_epoch,
+    "mean-of-means": rows.mean_of_means,
+    "same-augmentation": rows.same_augmentation,
+    "slow-loading": rows.slow_loading,
+    "loss-not-reduced": losses.loss_not_reduced,
+    "prints-by-every-rank": ranks.prints_by_every_rank,
+    "file-by-every-rank": ranks.file_by_every_rank,
+    "unguarded-save": ranks.unguarded_save,
+    "collective-under-rank-0": ranks.collective_under_rank_0,
+    "averaged-twice": models.averaged_twice,
+    "early-load": models.early_load,
+    "module-prefix": models.module_prefix,
+    "local-batchnorm": models.local_batchnorm,
+    "find-unused-without-need": models.find_unused_without_need,
+    "forward-outside-no-sync": models.forward_outside_no_sync,
+    "no-main-guard": starts.no_main_guard,
+    "local-rank-argument": starts.local_rank_argument,
+    "cuda-without-device": starts.cuda_without_device,
+}
+ONCE = {"averaged-twice", "loss-not-reduced", "prints-by-every-rank", "file-by-every-rank", "cuda-without-device"}

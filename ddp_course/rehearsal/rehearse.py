@@ -1,0 +1,194 @@
+"""What goes wrong when this program runs on several ranks?
+
+The program runs as it is, in a copy of its folder: on one rank, on N, and, if it saves checkpoints, once more, killed
+after its first save and started again. Its own `init_process_group` finds the variables that torchrun would have set;
+if it calls `mp.spawn` itself, that runs its function on the ranks that are there. `Watch` notes what it does, and
+`compare` reads the notes of all ranks. What `lint` finds in the text is said too, unless the run has shown otherwise.
+
+Left out on purpose: whether the network learns well, and anything that only GPUs or many machines show.
+Read next: `watch.py`, then `compare.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch.multiprocessing
+
+from ddp_course.diagnose.recognise import recognise
+from ddp_course.launcher import RankError, launch
+from ddp_course.rehearsal import compare
+from ddp_course.rehearsal.compare import RIGHT, Notes
+from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.lint import lint
+from ddp_course.rehearsal.watch import Watch
+
+MOST_BYTES = 500e6  # of the folder that is copied
+DIE_AFTER = 2  # steps after the first save
+# What a hang or an error of a rank may come from, if the text has it: the run cannot tell it from other causes.
+HANGS = {"collective-under-rank-0", "early-load", "no-main-guard", "local-rank-argument"}
+
+
+@dataclass
+class Rehearsal:
+    """What a program has shown.
+
+    Attributes:
+        findings: what is wrong or worth a look, by line.
+        right: faults that were looked for, could have been seen, and were not there.
+        unseen: faults that this program gave no occasion to see.
+        failure: why it could not be run; "" if it could.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    right: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def status(self) -> int:
+        """0 nothing wrong, 1 something wrong, 2 the program could not be run."""
+        if any(not each.note for each in self.findings):
+            return 1
+        return 2 if self.failure else 0
+
+
+def rehearse(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    world_size: int = 2,
+    limit_s: float = 300.0,
+    wait_s: float = 30.0,
+) -> Rehearsal:
+    """Run a program on one rank and on `world_size`, and say what is right, wrong or could not be seen.
+
+    Args:
+        script: a Python file that trains with `torch.distributed`; it is not changed.
+        arguments: its own.
+        limit_s: the longest that one run may take, once its ranks have started.
+        wait_s: the longest that a rank may wait for the others.
+    Raises:
+        OSError: the script cannot be read.
+        SyntaxError: it is no Python.
+        ValueError: its folder is too large to be copied.
+    Collective: none of its own; the program's, on ranks of this machine.
+    """
+    path = Path(script).resolve()
+    text = path.read_text(encoding="utf-8")
+    by_text = lint(text)
+    with tempfile.TemporaryDirectory(prefix="ddp_course_rehearsal_") as folder:
+        stage = _Stage(path, list(arguments), Path(folder), limit_s, wait_s)
+        whole, failure = stage.run("whole", world_size)
+        one, _ = stage.run("one", 1) if not failure else (None, "")
+        answers = {}
+        for fault, question in compare.QUESTIONS.items():
+            answers[fault] = question(whole, text) if fault in compare.OF_TEXT_TOO else question(whole)
+        answers["lr-not-scaled"] = compare.rate(one, whole) if one else None
+        answers["inexact-resume"] = stage.killed_and_resumed(whole) if not failure and whole.all("saved") else None
+    return _told(by_text, answers, failure)
+
+
+def _told(by_text: list[Finding], answers: dict[str, compare.Answer], failure: str) -> Rehearsal:
+    seen = [each for each in answers.values() if isinstance(each, Finding)]
+    named = {each.fault for each in seen}
+    settled = named | {fault for fault, answer in answers.items() if answer == RIGHT}
+    if failure:  # what came to an early end has not shown that all is well
+        settled = named
+    rest = [each for each in by_text if each.fault not in settled]
+    right = [fault for fault, answer in answers.items() if answer == RIGHT and not failure]
+    unseen = [fault for fault, answer in answers.items() if answer is None]
+    findings = sorted({*seen, *rest}, key=lambda each: (each.line or 0, each.fault))
+    return Rehearsal(findings, right, unseen, failure)
+
+
+class _Stage:
+    """Where one program is run several times, each time in a copy of its folder."""
+
+    def __init__(self, script: Path, arguments: list[str], folder: Path, limit_s: float, wait_s: float):
+        self.script, self.arguments, self.folder = script, arguments, folder
+        self.limit_s, self.wait_s = limit_s, wait_s
+        bytes_ = sum(
+            each.stat().st_size for each in script.parent.rglob("*") if each.is_file() and not each.is_symlink()
+        )
+        if bytes_ > MOST_BYTES:
+            raise ValueError(
+                f"{script.parent} holds {bytes_ / 1e6:.0f} MB, and a rehearsal copies it; put the script into a folder "
+                f"with less than {MOST_BYTES / 1e6:.0f} MB"
+            )
+
+    def run(
+        self, name: str, world_size: int, die_after: int | None = None, where: str | None = None
+    ) -> tuple[Notes, str]:
+        """Run the program once; returns its notes, and the report if it failed."""
+        home = self.folder / (where or name)
+        notes = self.folder / f"notes-{name}"
+        notes.mkdir()
+        if not home.exists():
+            skipped = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".ipynb_checkpoints")
+            shutil.copytree(self.script.parent, home, ignore=skipped, symlinks=True)
+        script = str(home / self.script.name)
+        failure = ""
+        try:
+            call = (script, self.arguments, str(notes), self.wait_s, die_after)
+            launch(
+                _rehearsed, world_size, call, init=False, quiet=True, limit_s=self.limit_s, timeout_s=self.wait_s + 10
+            )
+        except RankError as error:
+            failure = str(error)
+        return Notes.read(notes, world_size), failure.replace(str(home), ".")
+
+    def killed_and_resumed(self, whole: Notes) -> compare.Answer:
+        size = len(whole.ranks)
+        killed, _ = self.run("killed", size, DIE_AFTER, where="resumed")
+        if not killed.all("dies"):
+            return None  # it was over before
+        again, failure = self.run("again", size, where="resumed")
+        if failure:
+            line = next((fact["line"] for fact in killed.all("saving")), None)
+            return Finding("inexact-resume", line, f"after a kill it does not start again: {failure.splitlines()[0]}")
+        return compare.resumed(whole, killed, again)
+
+
+def _rehearsed(
+    rank: int, world_size: int, script: str, arguments: list[str], notes: str, wait_s: float, die_after: int | None
+) -> None:
+    """What each rank runs: the learner's program, as `python script.py` would."""
+    os.chdir(os.path.dirname(script))
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(script))
+    watch = Watch(script, notes, rank, wait_s, die_after)
+    watch.install()
+    torch.multiprocessing.spawn = _own_ranks(rank, world_size)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise RuntimeError(f"the program ended with exit status {end.code}") from end
+
+
+def _own_ranks(rank: int, world_size: int):
+    """What stands in for `mp.spawn` on ranks that run already."""
+
+    def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
+        if nprocs != world_size:
+            raise RuntimeError(
+                f"the program starts {nprocs} ranks by itself, and is rehearsed on {world_size}: rehearse it with "
+                f"--ranks {nprocs}, or let it take the number from an argument"
+            )
+        fn(rank, *args)
+
+    return spawn
+
+
+def cause_of(failure: str) -> str:
+    """Return in a sentence what a failed run died of, if its words are known."""
+    found = recognise(failure)
+    return f"{found.fault}: {found.evidence}" if found.fault else ""

@@ -1,0 +1,249 @@
+"""What does the text of a program say about who runs which line?
+
+A script is read once: its calls by name, the conditions above each, the functions that hold them and who calls those.
+From that follows which ranks come to a line: all of them, or only those that pass a test such as `if rank == 0`.
+
+Left out on purpose: values. `is_main` is a rank's test because of its name, not because of what it holds.
+Read next: `lint.py`, the rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+COLLECTIVES = frozenset(
+    [
+        *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object"),
+        *(
+            "all_to_all",
+            "all_to_all_single",
+            "barrier",
+            "broadcast",
+            "broadcast_object_list",
+            "gather",
+            "gather_object",
+        ),
+        *("monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    ]
+)
+Found = Iterator[tuple[ast.AST, str]]  # what a rule yields: where, and what was seen there
+RANK = re.compile(r"(^|_)(global_|local_|node_)?rank(_?id)?($|_)|^rk$|RANK", re.IGNORECASE)
+ONE_RANK = re.compile(r"(is_|am_|on_)?(main|master|chief|primary|leader|rank_?(0|zero)|first_rank|writer|root)", re.I)
+WORLD = re.compile(r"world|num_replicas|n_?ranks|n_?gpus|num_?gpus|WORLD_SIZE|^ws$", re.IGNORECASE)
+
+
+def name_of(node: ast.AST) -> str:
+    """Return the dotted name of a name, attribute or call; "" for anything else."""
+    if isinstance(node, ast.Call):
+        return name_of(node.func)
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value)}.{node.attr}".lstrip(".")
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def last_name(node: ast.AST) -> str:
+    """Return the last part of a dotted name."""
+    return name_of(node).rpartition(".")[2]
+
+
+def words_in(node: ast.AST) -> set[str]:
+    """Return the names, attributes and texts that occur in a piece of program."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            found.add(each.id)
+        elif isinstance(each, ast.Attribute):
+            found.add(each.attr)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            found.add(each.value)
+    return found
+
+
+def speaks_of_rank(node: ast.AST) -> bool:
+    """Whether a piece of program names a rank."""
+    return any(RANK.search(word) for word in words_in(node) if len(word) < 40)
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((each.value for each in call.keywords if each.arg == name), None)
+
+
+def is_true(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+class Source:
+    """A script, read.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+
+    def __init__(self, text: str):
+        self.text, self.tree = text, ast.parse(text)
+        self.parent = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.nodes = sorted(self.parent, key=lambda node: getattr(node, "lineno", 0))
+
+    def all(self, kind: type) -> list:
+        return [node for node in self.nodes if isinstance(node, kind)]
+
+    @cached_property
+    def calls(self) -> dict[str, list[ast.Call]]:
+        """The calls, in the order of lines, by the last part of the name."""
+        found = defaultdict(list)
+        for call in self.all(ast.Call):
+            found[last_name(call)].append(call)
+        return found
+
+    def named(self, *names: str) -> list[ast.Call]:
+        return sorted((call for name in names for call in self.calls.get(name, ())), key=lambda call: call.lineno)
+
+    @cached_property
+    def functions(self) -> dict[str, ast.FunctionDef]:
+        return {node.name: node for node in self.all(ast.FunctionDef)}
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        while node := self.parent.get(node):
+            yield node
+
+    def function_of(self, node: ast.AST) -> ast.FunctionDef | None:
+        return next((each for each in self.above(node) if isinstance(each, ast.FunctionDef)), None)
+
+    def callers(self, function: ast.FunctionDef) -> list[ast.Call]:
+        """Where the function is called, as far as names tell; a class is called where its __init__ is meant."""
+        name = function.name
+        if name == "__init__":
+            owner = self.parent[function]
+            name = getattr(owner, "name", name)
+        return [call for call in self.calls.get(name, ()) if call not in set(ast.walk(function))]
+
+    @cached_property
+    def distributed(self) -> bool:
+        return bool(
+            self.named("init_process_group", "DistributedDataParallel", "DDP", "spawn", "FullyShardedDataParallel")
+        )
+
+    # --- Who comes to this line? ----------------------------------------------------------------------
+
+    def one_rank_only(self, node: ast.AST, seen: frozenset = frozenset()) -> bool:
+        """Whether a test lets only some ranks come here: around it, before it, or around every call of its function."""
+        if any(self._kept_by(test, node) for test in self._tests_above(node)) or self._left_before(node):
+            return True
+        function = self.function_of(node)
+        if function is None or function in seen:
+            return False
+        if any(last_name(each) in ("rank_zero_only", "main_process_only") or "rank" in last_name(each).lower()
+               for each in function.decorator_list):  # fmt: skip
+            return True
+        callers = self.callers(function)
+        return bool(callers) and all(self.one_rank_only(call, seen | {function}) for call in callers)
+
+    def _tests_above(self, node: ast.AST) -> Iterator[ast.AST]:
+        for each in self.above(node):
+            if isinstance(each, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+                return
+            if isinstance(each, ast.If | ast.IfExp | ast.BoolOp):
+                yield each
+
+    def _kept_by(self, test: ast.AST, node: ast.AST) -> bool:
+        """Whether this `if` (or `and`) is a rank's test, and the node stands where only some ranks come."""
+        if isinstance(test, ast.BoolOp):
+            return any(self.is_rank_test(each) for each in test.values[:-1])
+        path = {node, *self.above(node)}
+        in_test = test.test in path
+        return not in_test and self.is_rank_test(test.test)
+
+    def is_rank_test(self, test: ast.AST) -> bool:
+        """`rank == 0`, `not rank`, `is_main()`, `self.rank == 0 and …`; not `world_size > 1`, not `rank is None`."""
+        if isinstance(test, ast.BoolOp):
+            return any(self.is_rank_test(each) for each in test.values)
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.is_rank_test(test.operand)
+        if isinstance(test, ast.Compare):
+            if isinstance(test.ops[0], ast.Is | ast.IsNot | ast.In | ast.NotIn):
+                return False
+            sides = [test.left, *test.comparators]
+            return any(isinstance(s, ast.Constant) and s.value in (0, -1, "0") for s in sides) and any(
+                speaks_of_rank(side) for side in sides
+            )
+        name = last_name(test)
+        bare = re.sub(r"_?(process|rank|proc|node)$", "", name, flags=re.I)
+        named = ONE_RANK.fullmatch(bare) or name.lower() in ("rank", "is_rank0", "rank0")
+        return bool(name) and (bool(named) or self._stands_for_rank_test(name))
+
+    def _stands_for_rank_test(self, name: str) -> bool:
+        """Whether the name is given a rank's test somewhere: `chief = rank == 0`, or a function that returns one."""
+        for node in self.all(ast.Assign):
+            given = any(last_name(target) == name for target in node.targets)
+            if given and isinstance(node.value, ast.Compare) and self.is_rank_test(node.value):
+                return True
+        function = self.functions.get(name)
+        returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)] if function else []
+        return any(
+            isinstance(each, ast.Compare | ast.BoolOp | ast.UnaryOp) and self.is_rank_test(each) for each in returned
+        )
+
+    def _left_before(self, node: ast.AST) -> bool:
+        """Whether some ranks have returned earlier in the same block: `if rank != 0: return`."""
+        child = node
+        for each in self.above(node):
+            for block in (getattr(each, "body", None), getattr(each, "orelse", None)):
+                if isinstance(block, list) and child in block:
+                    earlier = block[: block.index(child)]
+                    if any(isinstance(e, ast.If) and not e.orelse and self.is_rank_test(e.test)
+                           and isinstance(e.body[-1], ast.Return | ast.Continue) for e in earlier):  # fmt: skip
+                        return True
+            if isinstance(each, ast.FunctionDef):
+                return False
+            child = each
+        return False
+
+    # --- What is this name? ---------------------------------------------------------------------------
+
+    @cached_property
+    def wrapped(self) -> set[str]:
+        """Names (last parts) of models that DistributedDataParallel wraps."""
+        found = set()
+        for node in self.all(ast.Assign):
+            if any(isinstance(each, ast.Call) and last_name(each) in ("DistributedDataParallel", "DDP")
+                   for each in ast.walk(node.value)):  # fmt: skip
+                found |= {last_name(target) for target in node.targets}
+        for function in self.functions.values():  # def wrap(model): return DDP(model)
+            returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
+            if any(
+                isinstance(each, ast.Call) and last_name(each) in ("DistributedDataParallel", "DDP")
+                for each in returned
+            ):
+                for call in self.callers(function):
+                    statement = next((each for each in self.above(call) if isinstance(each, ast.Assign)), None)
+                    found |= {last_name(target) for target in statement.targets} if statement else set()
+        return found - {""}
+
+    def reaches(self, node: ast.AST, names: frozenset[str], seen: frozenset = frozenset()) -> ast.Call | None:
+        """Return a call of one of these names in a piece of program, or in the functions of this file that it calls."""
+        for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+            if last_name(call) in names:
+                return call
+        for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+            function = self.functions.get(last_name(call))
+            if function and function not in seen and (found := self.reaches(function, names, seen | {function})):
+                return found
+        return None
+
+
+def own_of_rank(source: Source) -> Callable[[ast.AST], bool]:
+    """Return whether a value depends on the rank, directly or through the names that it is made of."""
+    assigned = {last_name(target): node.value for node in source.all(ast.Assign) for target in node.targets}
+
+    def own(node: ast.AST, depth: int = 3) -> bool:
+        if speaks_of_rank(node):
+            return True
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"device"}
+        return depth > 0 and any(own(assigned[name], depth - 1) for name in names if name in assigned)
+
+    return own

@@ -1,0 +1,140 @@
+"""Rules: what is wrong with replicas, and with what is saved of them?
+
+Read next: `text_of_starts.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from ddp_course.rehearsal.source import (
+    COLLECTIVES,
+    WORLD,
+    Found,
+    Source,
+    is_true,
+    keyword,
+    last_name,
+    name_of,
+    words_in,
+)
+
+
+def averaged_twice(source: Source) -> Found:
+    """Gradients that DistributedDataParallel has averaged, divided or reduced again."""
+    if not source.wrapped:
+        return
+    for call in source.named("all_reduce"):
+        if (
+            any("grad" in words_in(arg) for arg in call.args)
+            and "backward" in source.calls
+            and not source.named("no_sync")
+        ):
+            yield call, "DistributedDataParallel has averaged these gradients already"
+    for node in source.all(ast.AugAssign):
+        words = words_in(node.target)
+        if (
+            isinstance(node.op, ast.Div)
+            and "grad" in words
+            and any(WORLD.search(word) for word in words_in(node.value))
+        ):
+            yield node, "DistributedDataParallel has divided these gradients already"
+    for call in source.named("div_", "mul_"):
+        words = words_in(call.func) if isinstance(call.func, ast.Attribute) else set()
+        if "grad" in words and any(WORLD.search(word) for arg in call.args for word in words_in(arg)):
+            yield call, "DistributedDataParallel has divided these gradients already"
+
+
+def early_load(source: Source) -> Found:
+    """A load by all ranks after a save by one, and nothing between them at which the ranks meet."""
+    meeting = COLLECTIVES | {"DistributedDataParallel", "DDP"}
+    for load in source.named("load"):
+        if name_of(load) != "torch.load" or source.one_rank_only(load):
+            continue
+        own = source.function_of(load)
+        body = own if own else source.tree
+        for node in ast.walk(body):
+            if not isinstance(node, ast.Call) or node.lineno >= load.lineno or source.function_of(node) is not own:
+                continue
+            saves = (
+                name_of(node) == "torch.save"
+                or source.functions.get(last_name(node)) is not None
+                and source.reaches(node, frozenset({"save"}))
+            )
+            if not saves or not (source.one_rank_only(node) or source.functions.get(last_name(node))):
+                continue
+            between = [c for c in ast.walk(body) if isinstance(c, ast.Call) and node.lineno <= c.lineno < load.lineno]
+            between += [
+                c for f in [source.functions.get(last_name(node))] if f for c in ast.walk(f) if isinstance(c, ast.Call)
+            ]
+            if not any(
+                last_name(c) in meeting or (f := source.functions.get(last_name(c))) and source.reaches(f, meeting)
+                for c in between
+            ):
+                yield load, f"rank 0 saves at line {node.lineno}, and no barrier stands between"
+                break
+
+
+def module_prefix(source: Source) -> Found:
+    """A loosely loaded state whose names carry `module.` on one side alone."""
+    for call in source.named("load_state_dict"):
+        strict = keyword(call, "strict")
+        if (
+            isinstance(strict, ast.Constant)
+            and strict.value is False
+            and _saved_wrapped(source) != _is_wrapped(source, call)
+        ):
+            yield call, "the state and the model differ by `module.`, and strict=False lets that pass"
+
+
+def _is_wrapped(source: Source, call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and last_name(call.func.value) in source.wrapped
+
+
+def _saved_wrapped(source: Source) -> bool:
+    saved = source.named("state_dict")
+    return any(isinstance(call.func, ast.Attribute) and last_name(call.func.value) in source.wrapped for call in saved)
+
+
+def local_batchnorm(source: Source) -> Found:
+    if source.named("convert_sync_batchnorm", "SyncBatchNorm") or not source.wrapped:
+        return
+    batch = {last_name(t): n.value for n in source.all(ast.Assign) for t in n.targets}
+    for norm in source.named("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
+        for loader in source.named("DataLoader"):
+            size = keyword(loader, "batch_size") or next(iter(loader.args[1:2]), None)
+            size = batch.get(last_name(size), size) if size is not None else None
+            if isinstance(size, ast.Constant) and isinstance(size.value, int) and 1 <= size.value <= 8:
+                yield norm, f"each rank normalises {size.value} rows by themselves"
+                return
+
+
+def find_unused_without_need(source: Source) -> Found:
+    for call in source.named("DistributedDataParallel", "DDP"):
+        forwards = [node for node in source.all(ast.FunctionDef) if node.name == "forward"]
+        sequential = source.named("Sequential", "Linear") and not forwards
+        plain = forwards and not any(_chooses(node) for node in forwards)
+        if is_true(keyword(call, "find_unused_parameters")) and (sequential or plain):
+            yield call, "no forward of this program chooses between ways"
+
+
+def _chooses(forward: ast.FunctionDef) -> bool:
+    kinds = (ast.If, ast.IfExp, ast.While, ast.Break, ast.Continue, ast.Match, ast.Subscript, ast.Try)
+    return (
+        any(isinstance(node, kinds) for node in ast.walk(forward))
+        or len([each for each in ast.walk(forward) if isinstance(each, ast.Return)]) != 1
+    )
+
+
+def forward_outside_no_sync(source: Source) -> Found:
+    quiet = {last_name(t) for node in source.all(ast.Assign) for t in node.targets if "no_sync" in words_in(node.value)}
+    quiet |= {name for name, node in source.functions.items() if "no_sync" in words_in(node)}
+    for node in source.all(ast.With):
+        if not any(words_in(item.context_expr) & (quiet | {"no_sync"}) for item in node.items):
+            continue
+        calls = [each for part in node.body for each in ast.walk(part) if isinstance(each, ast.Call)]
+        inside = {last_name(each) for each in calls}
+        if "backward" in inside and not inside & (
+            source.wrapped | set(source.functions) | {"forward", "model", "net", "ddp", "ddp_model"}
+        ):
+            yield node, "backward stands inside, the forward does not"

@@ -1,0 +1,197 @@
+"""Rules: which rows do ranks read, in which order, and how are means taken over them?
+
+Read next: `text_of_models.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from ddp_course.rehearsal.source import (
+    RANK,
+    WORLD,
+    Found,
+    Source,
+    is_true,
+    keyword,
+    last_name,
+    name_of,
+    own_of_rank,
+    speaks_of_rank,
+    words_in,
+)
+
+DRAWS = frozenset(
+    [
+        *(
+            "rand",
+            "randn",
+            "randint",
+            "random",
+            "uniform",
+            "normal",
+            "choice",
+            "randperm",
+            "standard_normal",
+            "integers",
+        ),
+        *("gauss", "bernoulli", "permutation"),
+    ]
+)
+# Calls that name rank and world size without dividing any rows between ranks.
+NO_SHARDS = {
+    *("print", "init_process_group", "device", "format", "info", "set_device", "DistributedDataParallel", "DDP"),
+    *("run", "main", "spawn"),
+}
+
+
+def same_rows(source: Source) -> Found:
+    """A loader that shuffles whole data by itself; or a program in which nothing divides rows between ranks."""
+    loaders = source.named("DataLoader")
+    own = own_of_rank(source)
+    for call in loaders:
+        if is_true(keyword(call, "shuffle")) and call.args and not own(call.args[0]) and not _evaluates(source, call):
+            yield call, "it shuffles all rows, on every rank"
+            return
+    if loaders and not _shards(source):
+        yield loaders[0], "no sampler, slice or seed in this program depends on the rank"
+
+
+def _shards(source: Source) -> bool:
+    """Whether anything makes the rows of a rank its own."""
+    bases = [last_name(base) for node in source.all(ast.ClassDef) for base in node.bases]
+    if source.named("DistributedSampler", "split_dataset_by_node") or "DistributedSampler" in bases:
+        return True
+    for node in [each for kind in (ast.Call, ast.Slice, ast.BinOp, ast.Compare) for each in source.all(kind)]:
+        if isinstance(node, ast.Call) and last_name(node) in NO_SHARDS:
+            continue
+        words = words_in(node)
+        both = any(map(RANK.search, words)) and any(map(WORLD.search, words))
+        if both and not any(isinstance(each, ast.JoinedStr) for each in ast.walk(node)):
+            return True
+    seeded = source.named("manual_seed", "default_rng", "RandomState", "seed", "Generator")
+    return any(map(speaks_of_rank, seeded)) and not source.named("RandomSampler") and not _map_style_only(source)
+
+
+def _map_style_only(source: Source) -> bool:
+    """Whether the loader draws rows of one data set, so that another seed only changes their order."""
+    return any(is_true(keyword(call, "shuffle")) for call in source.named("DataLoader"))
+
+
+def no_set_epoch(source: Source) -> Found:
+    if "set_epoch" in source.calls:
+        return
+    for call in source.named("DistributedSampler"):
+        shuffle = keyword(call, "shuffle")
+        if (shuffle is None or not (isinstance(shuffle, ast.Constant) and shuffle.value is False)) and not _evaluates(
+            source, call
+        ):
+            yield call, "it shuffles, and nothing in this program calls set_epoch"
+
+
+EVALUATION = re.compile(r"(^|_)(val|valid|validation|test|eval|dev|holdout|heldout)", re.IGNORECASE)
+
+
+def _evaluates(source: Source, call: ast.Call) -> bool:
+    """Whether names say that this is the data of an evaluation."""
+    statement = next((each for each in source.above(call) if isinstance(each, ast.Assign)), None)
+    words = words_in(call) | (set().union(*map(words_in, statement.targets)) if statement else set())
+    return any(EVALUATION.search(word) for word in words)
+
+
+def mean_of_means(source: Source) -> Found:
+    """A value that was divided by a rank's own count, averaged over ranks."""
+    divided: dict[str, ast.AST] = {}
+    for node in source.all(ast.Assign):
+        if any(
+            isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _counts(each.right)
+            for each in ast.walk(node.value)
+        ):
+            for target in node.targets:
+                divided[last_name(target)] = node
+    for call in source.named("all_reduce", "reduce"):
+        if not call.args:
+            continue
+        own = source.function_of(call)
+        names = {word for word in words_in(call.args[0])}
+        hit = next(
+            (divided[name] for name in names if name in divided and source.function_of(divided[name]) is own), None
+        )
+        if (
+            hit is not None
+            and divided[last_name(hit.targets[0])].lineno < call.lineno
+            and _averages(source, call, names)
+        ):
+            yield hit, "each rank divides by its own count, and the quotients are averaged"
+
+
+def _counts(node: ast.AST) -> bool:
+    words = {word.lower() for word in words_in(node)}
+    return any(
+        re.search(r"(^|_)(len|count|seen|n|total|num|samples|batches|rows)(_|$)", word) for word in words
+    ) and not any(WORLD.search(word) for word in words)
+
+
+def _averages(source: Source, call: ast.Call, names: set[str]) -> bool:
+    if "AVG" in words_in(call):
+        return True
+    own = source.function_of(call)
+    after = [each for kind in (ast.BinOp, ast.AugAssign) for each in source.all(kind) if isinstance(each.op, ast.Div)]
+    words = [words_in(each) for each in after if each.lineno >= call.lineno and source.function_of(each) is own]
+    return any(some & names and any(map(WORLD.search, some)) for some in words)
+
+
+def slow_loading(source: Source) -> Found:
+    """A wait in __getitem__ that is written there in plain words."""
+    loaders = source.named("DataLoader")
+    if not loaders or any(keyword(call, "num_workers") is not None for call in loaders):
+        return
+    for name in ("__getitem__",):
+        for node in source.all(ast.FunctionDef):
+            if node.name == name and (
+                call := next((c for c in ast.walk(node) if isinstance(c, ast.Call) and last_name(c) == "sleep"), None)
+            ):
+                yield call, "the rank itself waits for every row"
+
+
+def same_augmentation(source: Source) -> Found:
+    """numpy's or Python's generator, seeded alike on all ranks, and drawn from in a data set."""
+    seeded = {name_of(call): call for call in source.named("seed", "manual_seed") if not speaks_of_rank(call)}
+    for owner, seed in (
+        ("np.random.", "np.random.seed"),
+        ("numpy.random.", "numpy.random.seed"),
+        ("random.", "random.seed"),
+        ("torch.", "torch.manual_seed"),
+    ):
+        if seed not in seeded or any(
+            speaks_of_rank(call) for call in source.named("seed", "manual_seed", "initial_seed")
+        ):
+            continue
+        for node in source.all(ast.FunctionDef):
+            if node.name not in ("__getitem__", "__call__", "augment", "collate", "collate_fn"):
+                continue
+            draws = [c for c in ast.walk(node) if isinstance(c, ast.Call) and name_of(c).startswith(owner)
+                     and last_name(c) in DRAWS and keyword(c, "generator") is None]  # fmt: skip
+            if draws:
+                yield draws[0], f"{seed} is the same on every rank (line {seeded[seed].lineno})"
+                return
+
+
+DRAWS = frozenset(
+    [
+        "rand",
+        "randn",
+        "randint",
+        "random",
+        "uniform",
+        "normal",
+        "choice",
+        "randperm",
+        "standard_normal",
+        "integers",
+        "gauss",
+        "bernoulli",
+        "permutation",
+    ]
+)

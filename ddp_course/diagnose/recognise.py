@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from ddp_course.diagnose.causes import CAUSES
 from ddp_course.launcher import RankError
 
 
@@ -44,17 +45,21 @@ def recognise(report: RankError | str) -> Diagnosis:
     Args:
         report: what `launch` raised; or the text of a report, a traceback or a log, as of torchrun.
     Returns:
-        What the first rule that fits says. A fault of None means that the words do not tell; the evidence then says
-        what is missing, or is the report's first line.
+        What the first rule that fits says; the name is one of the catalogue's, or of `causes.py`. A fault of None means
+        that the words do not tell; the evidence then says what is missing.
     """
     text = unfolded(report.report if isinstance(report, RankError) else report)
     for fault, rule in RULES:
         if found := rule(text):
             return Diagnosis(fault, *found, report=text)
+    for cause in CAUSES:
+        if found := cause.match(text):
+            said = found.groupdict().get("rank")
+            return Diagnosis(cause.name, int(said) if said else None, f"{found[0].strip()}: {cause.cure}", report=text)
     for pattern, hint in HINTS:
         if found := re.search(pattern, text):
             return Diagnosis(None, None, f"{found[0].strip()}: {hint}", report=text)
-    return Diagnosis(None, None, next(iter(text.strip().splitlines()), ""), report=text)
+    return Diagnosis(None, None, "unknown: none of the words that faults leave is in it", report=text)
 
 
 def unfolded(text: str) -> str:

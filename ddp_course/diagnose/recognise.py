@@ -54,8 +54,10 @@ def recognise(report: RankError | str) -> Diagnosis:
             return Diagnosis(fault, *found, report=text)
     for cause in CAUSES:
         if found := cause.match(text):
-            said = found.groupdict().get("rank")
-            return Diagnosis(cause.name, int(said) if said else None, f"{found[0].strip()}: {cause.cure}", report=text)
+            own = raised(text)
+            return Diagnosis(cause.name, own[0] if own else None, f"{found[0].strip()}: {cause.cure}", report=text)
+    if found := raised(text):
+        return Diagnosis("one-rank-raises", *found, report=text)
     for pattern, hint in HINTS:
         if found := re.search(pattern, text):
             return Diagnosis(None, None, f"{found[0].strip()}: {hint}", report=text)
@@ -211,5 +213,4 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("uneven-inputs", came_no_more),
     ("skipped-collective", never_came),
     ("forked-cuda", waits_for_its_child),
-    ("one-rank-raises", raised),
 )

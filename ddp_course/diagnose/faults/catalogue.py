@@ -1,7 +1,7 @@
 """Which faults are there, in the order in which lesson 12 meets them?
 
-First those that are loud: the ranks do not meet, or they meet and then wait for each other. Then those that say
-nothing and only train worse.
+First those that are loud: the ranks do not meet, or they meet and then wait for each other. Then what else people file
+about DDP, and those that say nothing and only train worse.
 
 Read next: the file of a family, such as `collectives.py`.
 """
@@ -12,6 +12,7 @@ from ddp_course.diagnose.faults import (
     branches,
     collectives,
     docker,
+    filed,
     loops,
     meeting,
     processes,
@@ -22,5 +23,6 @@ from ddp_course.diagnose.faults import (
 from ddp_course.diagnose.faults.fault import Fault
 
 LOUD = (meeting, collectives, branches, loops, processes, docker)
+FILED = (filed,)
 SILENT = (silent_rows, silent_files, silent_model)
-FAULTS: dict[str, Fault] = {fault.name: fault for family in LOUD + SILENT for fault in family.FAULTS}
+FAULTS: dict[str, Fault] = {fault.name: fault for family in LOUD + FILED + SILENT for fault in family.FAULTS}

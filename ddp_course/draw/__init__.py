@@ -32,6 +32,7 @@ from ddp_course.draw.statistics import combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
+from ddp_course.draw.words import described
 
 __all__ = [
     "accumulation_step",
@@ -52,6 +53,7 @@ __all__ = [
     "dealt",
     "dealt_windows",
     "decision",
+    "described",
     "distances",
     "drift",
     "episode_ends",

@@ -25,12 +25,12 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Did the ranks never meet?",
         "the first words of each rank; ddp-course doctor",
-        ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main"),
+        ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main", "local-rank-argument"),
     ),
     (
         "Did a rank raise or die?",
         "the rank that failed first, for a reason of its own",
-        ("one-rank-raises", "unused-parameters", "collective-shape", "nccl-in-docker"),
+        ("one-rank-raises", "unused-parameters", "marked-ready-twice", "collective-shape", "nccl-in-docker"),
     ),
     (
         "Does it stand still?",
@@ -47,12 +47,15 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Is it slower than it should be?",
         "who comes last; threads and rows of each rank",
-        ("straggler", "too-many-threads", "missing-sampler"),
+        ("straggler", "too-many-threads", "missing-sampler", "iterable-duplicates"),
     ),
     (
         "Are the numbers not those of one process?",
         "rows, sums and counts, running statistics, rate",
-        ("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
+        (
+            *("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
+            *("same-augmentation", "all-gather-gradient", "padded-accumulation"),
+        ),
     ),
     (
         "Is it wrong only after a resume?",

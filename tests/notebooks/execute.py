@@ -100,7 +100,8 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
             if "execution_count" in output:
                 output.execution_count = cell.execution_count
             if "metadata" in output:
-                output.metadata = nbformat.from_dict({})
+                picture = output.metadata.get("image/png", {})
+                output.metadata = nbformat.from_dict({"image/png": {"alt": picture["alt"]}} if "alt" in picture else {})
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA})
 

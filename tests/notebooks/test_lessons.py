@@ -80,6 +80,15 @@ def test_it_has_a_title_sections_and_a_picture(path):
 
 
 @each_lesson
+def test_every_picture_is_described_in_words(path):
+    outputs = [output for cell in cells_of(path, "code") for output in cell.outputs]
+    for output in outputs:
+        if "image/png" in output.get("data", {}):
+            words = output.metadata.get("image/png", {}).get("alt", "")
+            assert len(words) >= 60, "no words for a picture: import ddp_course.draw, and make notebooks"
+
+
+@each_lesson
 def test_ids_are_its_own_and_metadata_is_tidy(path):
     raw = json.loads(path.read_text(encoding="utf-8"))
     ids = [cell.get("id") for cell in raw["cells"]]

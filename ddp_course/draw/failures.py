@@ -24,17 +24,17 @@ LETTERS = 62  # of a line of names on the ladder
 LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Did the ranks never meet?",
-        "the first words of each rank; ddp-course doctor",
+        "the first words of each rank",
         ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main", "local-rank-argument"),
     ),
     (
         "Did a rank raise or die?",
-        "the rank that failed first, for a reason of its own",
+        "the rank that failed first, by itself",
         ("one-rank-raises", "unused-parameters", "marked-ready-twice", "collective-shape", "nccl-in-docker"),
     ),
     (
         "Does it stand still?",
-        "who is in which collective, and who in none",
+        "who is in which collective",
         (
             "skipped-collective",
             "collective-order",
@@ -46,12 +46,12 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Is it slower than it should be?",
-        "who comes last; threads and rows of each rank",
+        "who comes last; threads and rows",
         ("straggler", "too-many-threads", "missing-sampler", "iterable-duplicates"),
     ),
     (
-        "Are the numbers not those of one process?",
-        "rows, sums and counts, running statistics, rate",
+        "Are the numbers unlike one process's?",
+        "rows, sums and counts, statistics",
         (
             *("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
             *("same-augmentation", "all-gather-gradient", "padded-accumulation"),
@@ -59,7 +59,7 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Is it wrong only after a resume?",
-        "who wrote the file; its names, its devices",
+        "who wrote the file; its names",
         ("several-writers", "all-on-gpu-0", "module-prefix"),
     ),
 )
@@ -73,7 +73,7 @@ def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figu
     """
     rungs = [(question, look, _lines(names)) for question, look, names in questions]
     heights = [0.62 + 0.19 * len(lines) for *_, lines in rungs]
-    gap, left, right = 0.26, 0.1, 3.1
+    gap, left, right = 0.2, 0.1, 3.1
     figure, ax = canvas(sum(heights) + gap * len(heights) + 0.1)
     y = sum(heights) + gap * len(heights)
     for place, ((question, look, lines), height) in enumerate(zip(rungs, heights, strict=True)):

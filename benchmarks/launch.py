@@ -2,7 +2,7 @@
 
 Every way runs the same function, one all_reduce of 4 bytes over gloo on loopback, and its answer is checked. Ways
 that start ranks for one call are timed whole, from the call to the result with all ranks gone. Ways whose ranks stay
-are timed twice: the start until a group is up, and each call. A round takes every way once, in an order drawn anew,
+are timed twice: the start until a group is up, and each call. A round takes every way once, in an order drawn again,
 and live ways take turns in blocks of calls, so that a slow minute of the machine falls on all of them.
 
 Left out on purpose: imports in this process, which a notebook pays for once.
@@ -42,7 +42,7 @@ TITLE = "From the call to the result: one all_reduce of 4 bytes on ranks"
 NOTES = [
     "Ranks of plain mp.spawn open a gloo group by a file store, answer through a queue, pass a barrier and leave.",
     "ipyparallel: its own default settings on loopback; %%px shows a value per engine, apply_sync returns one,",
-    "execute returns none. Its quickest call is the one that the target is held against.",
+    "execute returns none. Its quickest call is the one that the target is compared with.",
 ]
 ROUNDS, BLOCKS, CALLS, WARM_UP_CALLS = 5, 5, 40, 20
 QUICK = (1, 2, 20, 5)

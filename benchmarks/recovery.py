@@ -5,7 +5,7 @@ checkpoint after the first, and ends when its file is on the disk. How long the 
 row of its own. torch.distributed.checkpoint divides the tensors among the ranks and brings its files to the disk, too.
 
 The second part asks what it costs to agree, in each step of a small network, on whether to save. The third kills a rank
-and notes when each part of the new start was done: by torchrun, whose agent starts the ranks anew, and by `launch` with
+and notes when each part of the new start was done: by torchrun, whose agent starts the ranks again, by `launch` with
 the fork server, called again.
 
 Left out on purpose: a GPU, from which the copy has to come first, and a disk that is slow and shared.

@@ -6,7 +6,7 @@ predicted to be best next to the measured best? (3) On a link that is busy for a
 the communication that can be hidden is hidden, by BucketedDDP and by torch's DDP? All buckets can be hidden but the
 last, which holds the gradient that is there last.
 
-How noise is kept out: one thread a rank; a block is one step of each case, in an order drawn anew, with a step that
+How noise is kept out: one thread a rank; a block is one step of each case, in an order drawn again, with a step that
 communicates nothing among them, of which the profile is made; a step takes as long as its slowest rank, and medians
 are taken over the blocks. What communication adds beside the link is found with a link that is no obstacle and that no
 case has: by how much the last gradient is late, for two bucket sizes, and how long backward goes on after the last

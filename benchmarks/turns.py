@@ -1,6 +1,6 @@
 """How are ways to do the same thing compared, case by case?
 
-The ways take turns in blocks, in an order drawn anew for each block and the same on every rank. A block's time is that
+The ways take turns in blocks, in an order drawn again for each block and the same on every rank. A block's time is that
 of its slowest rank. A ratio is formed within one block, between neighbours in time, so that a slow minute of the
 machine falls on both.
 

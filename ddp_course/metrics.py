@@ -108,7 +108,7 @@ class MeanMetrics:
             self._counts[name] = self._counts[name] + _total(rows)
 
     def reduce(self, dst: int | None = None) -> dict[str, float] | None:
-        """Return the mean of each metric over the rows of all ranks, and begin anew.
+        """Return the mean of each metric over the rows of all ranks, and begin again.
 
         Args:
             dst: the rank of the group that needs the means; None is for every rank.

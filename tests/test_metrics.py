@@ -144,7 +144,7 @@ def on_three_ranks(rank: int, world_size: int) -> dict:
             report[key] = metrics.reduce(**options)
         report[f"talk {key}"] = {str(operation): count for operation, count in talk.get_comm_counts().items()}
     metrics.add(1, loss=float(rank), large=0)
-    report["anew"] = metrics.reduce()
+    report["again"] = metrics.reduce()
     report["slowest"] = each_rank(0.25 * rank)
     report["disagree"] = disagreements(rank)
     report["nan"] = nan_on_some(rank)
@@ -208,7 +208,7 @@ def test_many_means_come_to_every_rank_or_to_one_by_one_collective(reports):
     for report in reports:
         assert report["talk all"] == {"c10d.allreduce_": 1}
         assert report["talk to 0"] == report["talk to 2"] == {"c10d.reduce_": 1}
-        assert report["anew"] == {"loss": 1.0, "large": 0.0}  # nothing of the last round is left
+        assert report["again"] == {"loss": 1.0, "large": 0.0}  # nothing of the last round is left
         assert report["slowest"] == [0.0, 0.25, 0.5]
 
 

@@ -145,7 +145,7 @@ def shape_of(parameters: float, vocabulary: int = 50257) -> tuple[int, int]:
 
 
 def checkpointed(units: Sequence[Unit]) -> tuple[Unit, ...]:
-    """The same with recomputation: a block keeps its input only, and computes the rest anew in its backward."""
+    """The same with recomputation: a block keeps its input only, and computes the rest again in its backward."""
     return tuple(
         replace(unit, kept=unit.output, split=0.0, working=unit.working + unit.saved - unit.output, scratch=unit.saved)
         if unit.name.startswith("block")

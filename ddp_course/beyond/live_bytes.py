@@ -67,7 +67,7 @@ class LiveBytes(TorchDispatchMode):
         total = 0
         for key in list(self._alive):
             # A weak reference keeps the address from being used again, and gives the storage if it still lives.
-            # Its size is read anew each time: FSDP frees a layer by making its storage empty.
+            # Its size is read again each time: FSDP frees a layer by making its storage empty.
             storage = torch.UntypedStorage._new_with_weak_ptr(self._alive[key].cdata)
             if storage is None:
                 del self._alive[key]

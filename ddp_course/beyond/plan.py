@@ -65,7 +65,7 @@ def plan(
         units: a model of yours as `counted` gives it, instead of a transformer.
         more: `layers`, `hidden`, `vocabulary`: the shape. `sequence`, `local_batch`: tokens in a row, and rows of one
             replica of the model (of one micro-batch in a pipeline). `precision`, `optimizer`, `loop`, `bucket_view`:
-            as `memory_of` takes them. `checkpointing`: blocks compute their activations anew in backward. `nodes`:
+            as `memory_of` takes them. `checkpointing`: blocks compute their activations again in backward. `nodes`:
             machines the GPUs are in.
     Raises:
         ValueError: a figure makes no sense; the sentence says which, and what would.

@@ -1,9 +1,9 @@
-"""The command `ddp-course faults`: what goes wrong in distributed training, to be seen and mended at home.
+"""The command `ddp-course faults`: what goes wrong in distributed training, to be seen and fixed at home.
 
 Without a name it lists the faults. With one it provokes it, on ranks of this machine: what a person sees, what the
-report says, what a tool makes of the report, the cure, and the mended program.
+report says, what a tool makes of the report, the cure, and the fixed program.
 
-Exit status: 0 the tool named every fault provoked and found none in the mended programs, 1 it did not.
+Exit status: 0 the tool named every fault provoked and found none in the fixed programs, 1 it did not.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ def listing() -> str:
 
 
 def code(fault: Fault) -> str:
-    """The broken program and the mended one."""
-    return f"{inspect.getsource(fault.provoke)}\n\n{inspect.getsource(fault.mend)}"
+    """The broken program and the fixed one."""
+    return f"{inspect.getsource(fault.provoke)}\n\n{inspect.getsource(fault.fix)}"
 
 
 def run(fault: Fault, as_json: bool = False) -> int:
-    """Provoke and mend one fault and say what was found."""
+    """Provoke and fix one fault and say what was found."""
     if not as_json:
         print(before(fault), flush=True)
     broken = fault.provoke()
-    mended = fault.mend()
+    fixed = fault.fix()
     if as_json:
-        print(json.dumps({"name": fault.name, "broken": asdict(broken), "mended": asdict(mended)}))
+        print(json.dumps({"name": fault.name, "broken": asdict(broken), "fixed": asdict(fixed)}))
     else:
-        print(after(fault, broken, mended), flush=True)
-    return 0 if broken.fault == fault.name and mended.fault is None else 1
+        print(after(fault, broken, fixed), flush=True)
+    return 0 if broken.fault == fault.name and fixed.fault is None else 1
 
 
 def before(fault: Fault) -> str:
     return "\n".join([f"{fault.name}: {fault.title}", "", *said("what you see", fault.symptom)])
 
 
-def after(fault: Fault, broken: Diagnosis, mended: Diagnosis) -> str:
-    """The report, the diagnosis, the cause, the cure and the mended run."""
+def after(fault: Fault, broken: Diagnosis, fixed: Diagnosis) -> str:
+    """The report, the diagnosis, the cause, the cure and the fixed run."""
     who = "" if broken.rank is None else f", rank {broken.rank}"
     lines = []
     if broken.report:
         lines += ["the report", textwrap.indent(broken.report, "    "), ""]
     lines += said("diagnosis", f"{broken.fault}{who}, {broken.seconds:.1f} s after the start: {broken.evidence}")
     lines += [*said("cause", fault.cause), *said("cure", fault.cure), *said("met at", fault.met_at)]
-    return "\n".join([*lines, *said("mended", mended.evidence if mended.fault is None else f"still {mended.fault}")])
+    return "\n".join([*lines, *said("fixed", fixed.evidence if fixed.fault is None else f"still {fixed.fault}")])
 
 
 def said(word: str, sentence: str) -> list[str]:

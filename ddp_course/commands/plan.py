@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--precision", default="autocast", help=f"{kinds} (default autocast)")
     made.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)} (default adamw)")
     made.add_argument("--loop", default="foreach", help=f"how it goes over parameters: {', '.join(LOOPS)}")
-    made.add_argument("--checkpointing", action="store_true", help="compute a block's activations anew in backward")
+    made.add_argument("--checkpointing", action="store_true", help="compute a block's activations again in backward")
     made.add_argument("--bucket-view", action="store_true", help="DDP with gradient_as_bucket_view=True")
     made.add_argument("--json", action="store_true", help="print the answer as JSON, with all figures in bytes")
     return made

@@ -3,7 +3,7 @@
 scikit-learn ships them: a line for each image, 64 pixels and the label. The file is read without importing
 scikit-learn, which would cost every rank two seconds. Which rows are for training and which for the test, and in which
 order, is stored beside this file. It was chosen once, with the same share of each digit in both, and never changes:
-nobody shall test on rows that somebody else trained on.
+nobody should test on rows that somebody else trained on.
 
 Left out on purpose: pixels as floating point numbers; see `Images`.
 Read next: `datasets.py`.
@@ -38,6 +38,6 @@ def read_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         lines_NP = np.loadtxt(path, delimiter=",", dtype=np.uint8)  # P: 64 pixels, then the label
     except (OSError, ValueError) as error:
-        raise DatasetError(f"the digits cannot be read from {path} ({error}); run `make env` anew") from error
+        raise DatasetError(f"the digits cannot be read from {path} ({error}); run `make env` again") from error
     rows = json.loads(SPLIT.read_text())[split]
     return lines_NP[rows, :-1].reshape(-1, 8, 8), lines_NP[rows, -1]

@@ -84,7 +84,7 @@ def staged(destination: Path, download: Callable[[Path], None]) -> None:
     """Let `download` fill a folder beside `destination`, and rename the result when it is complete.
 
     Args:
-        destination: where the files shall be at the end.
+        destination: where the files are to be at the end.
         download: called with an empty folder; leaves the files in it, below `destination`'s name.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)

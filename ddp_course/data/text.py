@@ -82,7 +82,7 @@ def decode(tokens: torch.Tensor) -> str:
 
 
 def count_windows(tokens: torch.Tensor, context: int) -> int:
-    """Return how many windows a text has: `context` tokens each, and one more that is only to be foretold."""
+    """Return how many windows a text has: `context` tokens each, and one more that is only to be predicted."""
     return (len(tokens) - 1) // context
 
 

@@ -1,7 +1,7 @@
 """Can this machine run the course?
 
 Each check is a pure function from facts to a verdict: ok, warning or problem, what was found, and the cure. Here are
-the checks of what is installed and of the machine itself, in the order in which a person would mend things.
+the checks of what is installed and of the machine itself, in the order in which a person would fix things.
 
 Standard library alone: the doctor runs without torch.
 Read next: `cluster_checks.py`, for more than one GPU or machine.
@@ -45,7 +45,7 @@ def check_torchvision(facts: Facts) -> Verdict:
         missing = "not installed; needed for the ResNet, MNIST, FashionMNIST and CIFAR-10"
         return Verdict("torchvision", "warning", missing, "run `make env`")
     if facts.torch is None or facts.torch_error:
-        return Verdict("torchvision", "warning", f"{facts.torchvision}, not tried without torch", "mend torch first")
+        return Verdict("torchvision", "warning", f"{facts.torchvision}, not tried without torch", "fix torch first")
     pair = f"torch {facts.torch} and torchvision {facts.torchvision}"
     misfits = []
     if build(facts.torch) != build(facts.torchvision):

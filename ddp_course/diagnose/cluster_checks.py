@@ -74,7 +74,7 @@ def check_host_name(facts: Facts) -> Verdict:
     if network.gloo_names(facts.environ) or not routable:
         why = "an interface was named" if routable else "this machine has no network"
         return Verdict(name, "ok", f"{resolved if facts.host_addresses else facts.host_name}; not needed, {why}")
-    cure = f"export GLOO_SOCKET_IFNAME={routable[0][0]}, or mend /etc/hosts"
+    cure = f"export GLOO_SOCKET_IFNAME={routable[0][0]}, or fix /etc/hosts"
     announced = network.gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
     if facts.host_error or not facts.host_addresses:
         trouble = f"{facts.host_name} resolves to nothing ({facts.host_error or 'no address'})"

@@ -10,7 +10,7 @@ from ddp_course.diagnose import checks, cluster_checks
 from ddp_course.diagnose.facts import Facts
 from ddp_course.diagnose.verdict import Verdict
 
-# In the order in which a person would mend things.
+# In the order in which a person would fix things.
 CHECKS = (
     checks.check_python,
     checks.check_torch,

@@ -200,7 +200,7 @@ def _own_error(logs: list[_Log]) -> Reading | None:
     ranks = {each[0].ranks[each[1]] for each in found if each[2]["error"] == match["error"]}
     rank = log.ranks[number] if log.ranks[number] is not None else root
     rank = None if len(ranks) > 1 and rank != root else rank
-    cure = "the program's own error: mend it on that rank; what other ranks say follows from it"
+    cure = "the program's own error: fix it on that rank; what other ranks say follows from it"
     return Reading(
         f"{match['error'].rpartition('.')[2]}: {match['words'][:80]}".rstrip(": "), rank, _place(log, number), cure
     )

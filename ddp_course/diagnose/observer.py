@@ -92,7 +92,7 @@ class TrainingObserver:
         self._notes.evaluation_size = None if isinstance(loader.dataset, Subset) else len(loader.dataset)
 
     def batch(self, name: str, mean: float | torch.Tensor, rows: int) -> None:
-        """Note the mean of a metric over one batch of this rank. After `reported`, the next one begins anew."""
+        """Note the mean of a metric over one batch of this rank. After `reported`, the next one begins again."""
         noted = self._notes.means.get(name)
         if noted is None or noted.reported is not None:
             noted = self._notes.means[name] = NotedMean()

@@ -19,7 +19,7 @@ from ddp_course.diagnose.recognise import Diagnosis
 from ddp_course.launcher.calls import Collective
 
 LAST_SHARE = 0.7  # of the collectives: fewer is chance
-WAITED_SHARE = 0.25  # of a step: less is not worth mending
+WAITED_SHARE = 0.25  # of a step: less is not worth fixing
 LEAST_COLLECTIVES = 4
 
 

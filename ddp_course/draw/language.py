@@ -1,4 +1,4 @@
-"""How is a text dealt to ranks, what happens in a step with accumulation, and how well does a model foretell a text?
+"""How is a text dealt to ranks, what happens in a step with accumulation, and how well does a model predict a text?
 
 The windows and the step show an order, so their axes are no clock.
 

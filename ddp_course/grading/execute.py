@@ -69,7 +69,7 @@ def settle_score(cell: NotebookNode) -> None:
 
 
 class SturdyClient(NotebookClient):
-    """A notebook client for which what one cell breaks is mended before the next one runs."""
+    """A notebook client for which what one cell breaks is fixed before the next one runs."""
 
     total_timeout = Integer(300, help="Seconds for the whole notebook; later cells are not run.").tag(config=True)
     answer_timeout = Integer(30, help="Seconds for one cell that the learner wrote.").tag(config=True)

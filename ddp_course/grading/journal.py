@@ -21,7 +21,7 @@ def append(path: Path, note: dict) -> None:
     with path.open("ab+") as file:
         line = (json.dumps(note, ensure_ascii=False) + "\n").encode()
         if file.tell() and _last_byte(path) != b"\n":
-            line = b"\n" + line  # the last note was cut short; it shall not spoil this one
+            line = b"\n" + line  # the last note was cut short; it must not spoil this one
         file.write(line)
         file.flush()
         os.fsync(file.fileno())

@@ -307,7 +307,7 @@ def resumed(whole: Notes, killed: Notes, again: Notes) -> Answer:
     """Does a run that was killed and resumed go through the weights of one that was not?
 
     Returns:
-        A finding; "right"; or nothing, if runs are not alike from the start, or the program begins anew by itself.
+        A finding; "right"; or nothing, if runs are not alike from the start, or the program begins again by itself.
     """
     all_states, before, after = ([fact["sketch"] for fact in states(notes)[0]] if states(notes) else []
                                  for notes in (whole, killed, again))  # fmt: skip

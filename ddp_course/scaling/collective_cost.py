@@ -6,7 +6,7 @@ would decide alone, and alpha, a ten-thousandth of its time, would be noise. Wha
 residuals: where they bend, the backend changes its way.
 
 Two bandwidths are usual. Algorithm bandwidth is bytes by time. Bus bandwidth multiplies it by the share of the bytes
-that a rank has to send at least, so that it can be held against the hardware's own figure at any number of ranks.
+that a rank has to send at least, so that it can be compared with the hardware's own figure at any number of ranks.
 
 Source: nccl-tests, doc/PERFORMANCE.md, for the sizes, the two bandwidths and their factors.
 Left out on purpose: NCCL and GPUs, which nccl-tests measures, and ranks on several machines, whose clocks differ.

@@ -49,7 +49,7 @@ class Scaling:
 
     @property
     def base(self) -> int:
-        """The smallest world size, which the others are held against."""
+        """The smallest world size, which the others are compared with."""
         return min(self.samples)
 
     def step_s(self, world_size: int) -> float:
@@ -114,7 +114,7 @@ class Scaling:
     def explain(self, world_size: int) -> str:
         """Say in words where the missing part went."""
         if world_size == self.base:
-            return f"{_ranks(world_size)} is what the others are held against."
+            return f"{_ranks(world_size)} is what the others are compared with."
         part, missing = self.efficiency(world_size), self.missing(world_size)
         alone = "one rank" if self.base == 1 else f"{self.base} ranks"
         start = (

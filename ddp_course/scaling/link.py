@@ -215,7 +215,7 @@ class SimulatedLink:
         """Called by a thread of the backend."""
         try:
             real.value()
-        except Exception as error:  # a rank is gone, say: whoever waits for the message shall learn it
+        except Exception as error:  # a rank is gone, say: whoever waits for the message must learn it
             message.future.set_exception(error)
             return
         with self._changed:

@@ -99,11 +99,11 @@ def measure_scaling(
     """Measure each number of ranks `repeats` times, in turn.
 
     Args:
-        world_sizes: all are held against the smallest.
+        world_sizes: all are compared with the smallest.
         mode: "weak" keeps the rows of each rank, "strong" those of all ranks together.
         steps: measured in one run.
         warmup: steps before them, which are dropped: in the first, memory and threads are new, and DDP plans its
-            buckets anew.
+            buckets again.
         after_round: told the number of rounds that are done.
     Raises:
         ValueError: an argument is wrong; says which.

@@ -168,7 +168,7 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
 
     Args:
         step: one training step, its parts marked by `stage`.
-        warmup: steps before it; DDP plans its buckets anew after the first.
+        warmup: steps before it; DDP plans its buckets again after the first.
     Raises:
         ValueError: the step marks no stage.
     Collective: `warmup` + 1 times those of `step`, and one barrier before and after the last; every rank of `group`.

@@ -83,7 +83,7 @@ class Options:
             if was != wanted[each.name]:
                 raise CheckpointError(
                     f"{path} was written with {each.name}={was!r}, this run has {wanted[each.name]!r}; "
-                    f"go on with {each.name}={was!r}, or train anew without resume"
+                    f"go on with {each.name}={was!r}, or train again without resume"
                 )
 
 

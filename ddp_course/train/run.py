@@ -4,7 +4,7 @@ What a run has behind it is more than weights: the position in the data, the cur
 All of it goes into each checkpoint, so a resumed run draws the same rows, adds to the same sums, and ends with the same
 bits as a run that was never stopped. What the curves are differs from program to program; the rest is here.
 
-One cause of other bits is DDP's own. After its first backward pass it plans its buckets anew, in the order in which the
+One cause of other bits is DDP's own. After the first backward pass it plans its buckets again, in the order in which
 gradients came. A sum of three or more numbers depends on where in a bucket they are. So the step after a resume would
 add in the first order what the straight run adds in the second. `settle_buckets` has that behind it before step one.
 

@@ -25,7 +25,7 @@ from ddp_course.train.config import Config
 
 
 def reading(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return how a DataLoader shall read; the batches are the same with any number of workers."""
+    """Return how a DataLoader should read; the batches are the same with any number of workers."""
     return {"num_workers": config.workers, "pin_memory": device.type == "cuda"}
 
 

@@ -24,7 +24,7 @@ from ddp_course.grading.play import Note, Round, Seen
 
 STEPS, RATE, TOLERANCE = 3, 0.1, 1e-10
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
-FORGETS = "an optimizer made anew in each step forgets its moments; make it once, in __init__"
+FORGETS = "an optimizer made again in each step forgets its moments; make it once, in __init__"
 
 
 class Case(NamedTuple):

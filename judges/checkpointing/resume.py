@@ -156,7 +156,7 @@ position = equals(
     lambda seen: [
         (f"the epoch is repeated from its start, so some rows come twice; {BATCH_TOO}", [seen.case.stop // BATCHES, 0]),
         (f"the rest of the epoch is left out; {BATCH_TOO}", [seen.case.stop // BATCHES + 1, 0]),
-        ("the run begins anew; keep run.epoch and run.batch", [0, 0]),
+        ("the run begins again; keep run.epoch and run.batch", [0, 0]),
     ],
     "set both run.epoch and run.batch",
     of="position",

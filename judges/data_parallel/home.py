@@ -103,7 +103,7 @@ def memory(seen: Seen) -> Fault | None:
     return first_mistake("weights in memory of their own, and the model's own parameters as before", {
         "the model was changed: set the copies on a copy of each module, not on the model itself":
             seen["changed"] and "something else in place of the model's parameters",
-        "replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone(), for each anew":
+        "replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone(), for each again":
             seen["shared"] and "memory that the model has, or another replica",
     })  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The exercises of lesson 12: reading what ranks say, mending a validation, uneven inputs, recorded collectives.
+"""The exercises of lesson 12: reading what ranks say, fixing a validation, uneven inputs, recorded collectives.
 
 Read next: `last_words.py`, where the failures come from.
 """

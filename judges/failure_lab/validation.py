@@ -213,7 +213,7 @@ def mode(seen: Seen) -> Fault | None:
 
 VALIDATION = exercise(
     "12.2",
-    "Mend a validation that hangs",
+    "Fix a validation that hangs",
     "train_and_validate",
     25,
     act=act,

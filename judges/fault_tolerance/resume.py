@@ -183,10 +183,10 @@ def went_on(seen: Seen, expected: str, at: int) -> Fault | None:
     said = f"{len(found)} steps, the first on {'others' if where is None else f'the rows of step {where + 1}'}"
     return first_mistake(f"{expected}: goes on with the rows of step {at + 1}", {
         "the file is not the end: train on until `steps`": not found and "no step at all",
-        "one torn file is no reason to begin anew: take the one before":
+        "one torn file is no reason to begin again: take the one before":
             where == start == 0 and len(found) == len(right) and said,
         "the epoch is repeated from its start, so rows come twice; skip those that are done": where == start and said,
-        "the run begins anew; look for the newest file in the folder first": where == 0 and said,
+        "the run begins again; look for the newest file in the folder first": where == 0 and said,
         "the rest of the epoch is left out; it has batches that nobody has seen": where == start + BATCHES and said,
         "count on from the step in the file, to `steps` and not `steps` more, in the right epochs":
             where == at and said,

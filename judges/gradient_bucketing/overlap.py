@@ -187,7 +187,7 @@ def left_path(seen: Seen, found: list[float]) -> str:
         "the gradients are right, the weights are not: do not change weights, nor gradients after the sync",
         "the gradients of the first step are wrong already",
         f"step 1 is right, step {step} is not: a bucket that has been sent must wait for all its gradients again, so "
-        "reset what counts them; forget the handles of the step before, and build the flat tensor anew from .grad",
+        "reset what counts them; forget the handles of the step before, and build the flat tensor again from .grad",
     )
     return causes[min(step, 2)]
 

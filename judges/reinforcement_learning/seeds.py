@@ -117,7 +117,7 @@ def again(seen: Seen) -> Fault | None:
     """Another process makes the same seeds."""
     cause = (
         "a run that is started again must play the same games: no clock, no os.urandom, no process id, no hash() of a "
-        "text, which Python salts anew in each process"
+        "text, which Python salts again in each process"
     )
     same = seen["digest"] == seen.of(1)["digest"]
     return None if same else Fault("the same seeds in another process", "others", cause=cause)

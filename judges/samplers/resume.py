@@ -107,7 +107,7 @@ def _cause(length: int, sizes: list[int], repeated: int) -> str:
     if len(sizes) == 1:
         return "one order for all ranks, of which each takes every world_size-th entry; no padding, nothing dropped"
     if sizes[-1] >= length:
-        return "the epoch began anew; begin after what was trained on"
+        return "the epoch began again; begin after what was trained on"
     if sum(sizes) == length:
         return "after the interruption the order is another one: save the epoch in the state, shuffle by seed and epoch"
     if not repeated:

@@ -51,7 +51,7 @@ def rounds(rng: Random) -> list[Round]:
         "uneven": [_case("adam", 7, 100, rng, spare=0.9), _case("sgd", rng.choice((3, 6)), 20, rng)],
     }
     fits = [(name, case) for name, group in groups.items() for case in group]
-    # What fits nowhere comes last, and alone: a loop that never ends there shall not hide the rest.
+    # What fits nowhere comes last, and alone: a loop that never ends there must not hide the rest.
     never = [("never", _case("adam", 0, 64, rng)), ("never", _case("adam", 1, 48, rng))]
     return [Round(1, fits, init=False), Round(1, never, init=False)]
 

@@ -178,7 +178,7 @@ deep copies | home awkward | nothing came home
 the model itself | memory | their weights must be copies
     def replicate(model, count):
         return [model] * count
-one copy for all devices | memory | for each anew
+one copy for all devices | memory | for each again
     [one(model, {}) for _ in range(count)] => [model] + [one(model, {})] * (count - 1)
 a layer without a bias | all | NoneType
     parameter is not None and id(parameter) => id(parameter)

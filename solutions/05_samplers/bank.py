@@ -284,7 +284,7 @@ a list of what is left
 RESUME_WRONG = r"""
 all that is left, in the state | state | a list grows with the data set
     return {"epoch": self.epoch, => return {"left": list(range(self.base, self.length)), "epoch": self.epoch,
-begins anew | stopped resized | the epoch began anew
+begins again | stopped resized | the epoch began again
     state["epoch"], state["taken"], 0 => state["epoch"], 0, 0
 counts what the loader asked for | stopped resized state | what a loader has read ahead was not trained on
                 yield order[place]\n =>             self.base += self.world_size

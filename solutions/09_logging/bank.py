@@ -202,7 +202,7 @@ steps weigh the same | loss | this is the plain mean of the losses
     [1] += rows => [1] += 1
 a mean is added, and rows are counted | loss | multiply it by its rows before adding
     loss * rows => loss
-never begins anew | loss | start from zero after each line
+never begins again | loss | start from zero after each line
     dist.all_reduce( => mine = sum_and_count\n        sum_and_count = mine.clone()\n        dist.all_reduce(
     sum_and_count.zero_() => sum_and_count = mine
 a new tensor of each loss | quiet | torch.tensor([loss, ...]) make Python wait

@@ -315,7 +315,7 @@ all ranks get rank 0's generators | generators bits | give each its own back
     ["generators"][dist.get_rank()] => ["generators"][0]
 the epoch is repeated | position bits | the epoch is repeated from its start
     run.epoch, run.batch = state["epoch"], state["batch"] => run.epoch = state["epoch"]
-the run begins with epoch 0 | position bits | the run begins anew
+the run begins with epoch 0 | position bits | the run begins again
             run.epoch, run.batch = state["epoch"], state["batch"]\n =>
 only parameters, no buffers | weights bits | parameters and buffers
     state.update( => state.update(model=dict(run.model.named_parameters()), 

@@ -234,7 +234,7 @@ generators gathered by a functional collective
 """
 
 RESUME_WRONG = r"""
-always from the beginning | position bits torn | the run begins anew
+always from the beginning | position bits torn | the run begins again
     folder.glob("step-*.pt") => []
 the epoch is repeated | position bits torn | the epoch is repeated from its start
     list(sampler)[done * run.local_batch :] => list(sampler)
@@ -258,7 +258,7 @@ the DataLoader draws from torch's generator | bits | A DataLoader without a gene
     , generator=torch.Generator()) => )
 only the weights | bits | load the model's state_dict
             run.model.module.load_state_dict(state["model"])\n =>
-the newest file or none | torn | one torn file is no reason to begin anew
+the newest file or none | torn | one torn file is no reason to begin again
     continue => break
 saved before the step is trained | bits | save after run.train_on
                 run.train_on(x, y)\n =>

@@ -72,7 +72,7 @@ def by_planted_clocks(rank: int, world_size: int, clocks: list[list[float]], ste
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        # Asked at the end of step 2, when the clock shows 11, answered in step 3, and counted anew from there, 12.
+        # Asked at the end of step 2, when the clock shows 11, answered in step 3, and counted again from there, 12.
         (0, [GO_ON, GO_ON, SAVE, GO_ON, GO_ON, SAVE]),
         (2, [GO_ON, SAVE, GO_ON, SAVE, GO_ON, SAVE]),  # saved in step 2, so the clock does not ring
     ],

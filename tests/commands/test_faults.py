@@ -33,7 +33,7 @@ def test_both_programs_can_be_read(capsys):
 def test_one_fault_from_symptom_to_cure(capsys, nothing_left):
     assert cli.main([QUICK]) == 0
     shown = capsys.readouterr().out
-    words = ("what you see", "the report", "rank 1 has 3", "diagnosis", f"{QUICK}, rank 1", "cause", "cure", "mended")
+    words = ("what you see", "the report", "rank 1 has 3", "diagnosis", f"{QUICK}, rank 1", "cause", "cure", "fixed")
     places = [shown.index(word) for word in words]
     assert places == sorted(places)
 
@@ -42,12 +42,12 @@ def test_one_fault_from_symptom_to_cure(capsys, nothing_left):
 def test_for_a_program(capsys):
     assert cli.main(["--json", QUICK]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["broken"]["fault"], told["broken"]["rank"], told["mended"]["fault"]) == (QUICK, 1, None)
+    assert (told["broken"]["fault"], told["broken"]["rank"], told["fixed"]["fault"]) == (QUICK, 1, None)
 
 
-@pytest.mark.parametrize("broken, mended", [(None, None), ("port-taken", None), (QUICK, QUICK)])
-def test_a_wrong_diagnosis_fails(broken, mended, monkeypatch, capsys):
+@pytest.mark.parametrize("broken, fixed", [(None, None), ("port-taken", None), (QUICK, QUICK)])
+def test_a_wrong_diagnosis_fails(broken, fixed, monkeypatch, capsys):
     fault = FAULTS[QUICK]
-    swapped = {"provoke": lambda: Diagnosis(broken, None, "words"), "mend": lambda: Diagnosis(mended, None, "words")}
+    swapped = {"provoke": lambda: Diagnosis(broken, None, "words"), "fix": lambda: Diagnosis(fixed, None, "words")}
     monkeypatch.setitem(cli.FAULTS, QUICK, type(fault)(**{**fault.__dict__, **swapped}))
     assert cli.main([QUICK]) == 1

@@ -40,7 +40,7 @@ def test_a_row_is_the_same_in_any_order_by_any_worker_and_after_a_pause():
     straight = all_rows(rows)
     rows.set_epoch(5)
     assert not torch.equal(all_rows(rows), straight)
-    again = Augmented(photographs(), seed=3)  # a process that was started anew, in the middle of epoch 4
+    again = Augmented(photographs(), seed=3)  # a process that was started again, in the middle of epoch 4
     again.set_epoch(4)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()
     for workers in (0, 2):

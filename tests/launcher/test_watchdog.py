@@ -60,7 +60,7 @@ with process_group(timeout_s=60) as place, watch:
     if first and place.rank == 1:
         re.match("(a+)+$", 60 * "a" + "b")  # the interpreter is held for hours
     dist.all_reduce(gradient)
-note(f"in good order {place.rank} {[t.name for t in threading.enumerate()]}")
+note(f"cleanly {place.rank} {[t.name for t in threading.enumerate()]}")
 """
 
 
@@ -103,7 +103,7 @@ def test_the_report_comes_within_the_time_limit_and_two_seconds(torchrun):
 @pytest.mark.slow
 def test_a_slow_rank_in_time_is_no_hang_and_nothing_is_left(torchrun):
     done, folder = torchrun
-    said = re.findall(r"in good order (\d) (\[.*?\])", done.stdout)
+    said = re.findall(r"cleanly (\d) (\[.*?\])", done.stdout)
     assert sorted(rank for rank, _ in said) == ["0", "1", "2"]
     assert not any("ddp_course" in threads for _, threads in said)
     assert [path.name for path in folder.iterdir() if "torchelastic" not in path.name] == ["program.py"]

@@ -76,7 +76,7 @@ def gated_step(rank, world_size, wrap=DistributedDataParallel, options=None):
             optimizer.step()
             optimizer.zero_grad()
 
-    step(gated=False)  # torch's DDP puts all in one bucket at first, and plans anew after this
+    step(gated=False)  # torch's DDP puts all in one bucket at first, and plans again after this
     step(gated=False)
     with_sync = record_trace(step, warmup=1)
     without = record_trace(lambda: step(synchronised=False), warmup=0)

@@ -309,7 +309,7 @@ def traced_gradients(rank: int, world_size: int, traced: bool) -> list[float]:
         # All of torch.compile but the writing of C++, which takes long.
         speed.compile_in_place(replica, backend="aot_eager")
     torch.manual_seed(rank)
-    for _ in range(2):  # DDP plans its buckets anew in between
+    for _ in range(2):  # DDP plans its buckets again in between
         replica.zero_grad()
         F.cross_entropy(replica(torch.rand(8, 64)), torch.arange(8)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()]).tolist()

@@ -87,7 +87,7 @@ def test_a_hang_under_torchrun_is_reported_with_the_rank_and_its_line(tmp_path):
         [sys.executable, "-m", *TORCHRUN, str(program)], capture_output=True, text=True, timeout=120, cwd=ROOT
     )
     assert done.returncode == 1
-    # The first thing that rank 0 does alone: DDP plans its buckets anew, and rank 0 tells how.
+    # The first thing that rank 0 does alone: DDP plans its buckets again, and rank 0 tells how.
     assert "rank 1 never entered broadcast #5 " in done.stderr and "; rank 0 waited 2 s" in done.stderr
     assert "rank 1 was at hangs.py, line 7, in <lambda>: Run.after_step = " in done.stderr
     assert done.stderr.count("Where the ranks were:") == 1

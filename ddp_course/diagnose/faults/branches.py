@@ -105,7 +105,7 @@ FAULTS = (
         "collective in it, and let the others wait at a barrier after it.",
         met_at="https://github.com/pytorch/pytorch/issues/54059",
         provoke=validate_on_rank_0,
-        mend=validate_on_every_rank,
+        fix=validate_on_every_rank,
     ),
     Fault(
         name="rank0-only-save",
@@ -115,7 +115,7 @@ FAULTS = (
         cure="Call save on every rank. Inside, rank 0 writes, and all meet at the barrier.",
         met_at="https://github.com/alan-turing-institute/autocast/pull/386",
         provoke=save_on_rank_0,
-        mend=save_together,
+        fix=save_together,
     ),
     Fault(
         name="one-rank-raises",
@@ -123,10 +123,10 @@ FAULTS = (
         symptom="All ranks fail. Most of them complain of a closed connection or of a timeout.",
         cause="One rank met an error of its own, such as a broken sample. The others noticed only that it no longer "
         "came, and what they say hides the reason.",
-        cure="Read the rank that failed first, for a reason of its own, and mend that. Never catch an exception around "
+        cure="Read the rank that failed first, for a reason of its own, and fix that. Never catch an exception around "
         "a collective and go on.",
         met_at="https://github.com/Megvii-BaseDetection/YOLOX/issues/702",
         provoke=raise_on_one_rank,
-        mend=look_before_training,
+        fix=look_before_training,
     ),
 )

@@ -85,7 +85,7 @@ FAULTS = (
         "something is to be left out.",
         met_at="https://github.com/weecology/DeepForest/issues/1407",
         provoke=skip_a_collective,
-        mend=join_every_collective,
+        fix=join_every_collective,
     ),
     Fault(
         name="collective-order",
@@ -96,7 +96,7 @@ FAULTS = (
         cure="Sort whatever decides the order, by a key that is equal on all ranks.",
         met_at="https://github.com/Lightning-AI/pytorch-lightning/issues/19106",
         provoke=swap_collectives,
-        mend=keep_the_order,
+        fix=keep_the_order,
     ),
     Fault(
         name="collective-shape",
@@ -107,6 +107,6 @@ FAULTS = (
         "or exchange the sizes first.",
         met_at="https://github.com/pytorch/pytorch/issues/78022",
         provoke=bring_another_shape,
-        mend=bring_one_shape,
+        fix=bring_one_shape,
     ),
 )

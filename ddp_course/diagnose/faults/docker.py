@@ -142,6 +142,6 @@ FAULTS = (
         "NCCL_DEBUG=INFO and read which way it takes: P2P, SHM or NET.",
         met_at="https://github.com/NVIDIA/nccl/issues/342",
         provoke=start_a_plain_container,
-        mend=start_a_fit_container,
+        fix=start_a_fit_container,
     ),
 )

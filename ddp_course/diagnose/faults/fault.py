@@ -1,7 +1,7 @@
 """What is a fault of this catalogue, and how is one watched while it happens?
 
-A `Fault` is a page of a field guide that runs: what you see, why it happens, how it is mended, and two programs
-of a few lines, the broken one and the mended one. Both run on real ranks within seconds. What comes back is a
+A `Fault` is a page of a field guide that runs: what you see, why it happens, how it is fixed, and two programs
+of a few lines, the broken one and the fixed one. Both run on real ranks within seconds. What comes back is a
 `Diagnosis`, made by a tool that sees only what happened and is not told which fault it was.
 
 Left out on purpose: the tools themselves. `diagnose/recognise.py` reads reports of failures, and
@@ -35,7 +35,7 @@ class Fault:
         cure: what to change.
         met_at: where people meet it: a thread, or a page of torch's documentation.
         provoke: runs the broken program; its diagnosis names this fault.
-        mend: runs the mended one; its diagnosis names none.
+        fix: runs the fixed one; its diagnosis names none.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Fault:
     cure: str
     met_at: str
     provoke: Callable[[], Diagnosis]
-    mend: Callable[[], Diagnosis]
+    fix: Callable[[], Diagnosis]
 
 
 def watch(

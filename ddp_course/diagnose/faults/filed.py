@@ -231,7 +231,7 @@ FAULTS = (
         cure='Start it by torchrun, and read int(os.environ["LOCAL_RANK"]).',
         met_at="https://github.com/huggingface/pytorch-image-models/issues/1724",
         provoke=start_as_years_ago,
-        mend=start_as_today,
+        fix=start_as_today,
     ),
     Fault(
         name="marked-ready-twice",
@@ -242,7 +242,7 @@ FAULTS = (
         cure="checkpoint(…, use_reentrant=False); or static_graph=True, with which DDP counts first.",
         met_at="https://github.com/microsoft/FocalNet/issues/4",
         provoke=recompute_by_a_backward_of_its_own,
-        mend=recompute_in_the_same_backward,
+        fix=recompute_in_the_same_backward,
     ),
     Fault(
         name="iterable-duplicates",
@@ -252,7 +252,7 @@ FAULTS = (
         cure="Yield rows rank · workers + worker, and then every (world_size · workers)-th.",
         met_at="https://github.com/huggingface/datasets/issues/5360",
         provoke=read_the_whole_stream,
-        mend=read_ones_part_of_the_stream,
+        fix=read_ones_part_of_the_stream,
     ),
     Fault(
         name="same-augmentation",
@@ -262,7 +262,7 @@ FAULTS = (
         cure="Seed with seed + rank, and workers by worker_init_fn from torch.initial_seed().",
         met_at="https://github.com/huggingface/transformers/issues/37932",
         provoke=seed_all_ranks_alike,
-        mend=seed_each_rank_by_its_number,
+        fix=seed_each_rank_by_its_number,
     ),
     Fault(
         name="all-gather-gradient",
@@ -273,7 +273,7 @@ FAULTS = (
         cure="torch.distributed.nn.functional.all_gather, whose backward sends each rank its part.",
         met_at="https://github.com/huggingface/accelerate/issues/1154",
         provoke=gather_numbers_without_history,
-        mend=gather_with_history,
+        fix=gather_with_history,
     ),
     Fault(
         name="padded-accumulation",
@@ -284,6 +284,6 @@ FAULTS = (
         cure="Divide sums by the number of words of the whole global batch, which one all_reduce counts.",
         met_at="https://github.com/huggingface/transformers/issues/34191",
         provoke=let_each_micro_batch_count_once,
-        mend=let_each_word_count_once,
+        fix=let_each_word_count_once,
     ),
 )

@@ -105,10 +105,10 @@ FAULTS = (
         cause="Each step ends with a collective, so each step takes as long as its slowest rank: a slow disk, a hot "
         "GPU, a shard of long samples, a neighbour on the machine.",
         cure="Find who comes last to the collectives; step times do not show it, for they are equal. Then even out the "
-        "work, mend that machine, or replace it.",
+        "work, fix that machine, or replace it.",
         met_at="https://github.com/horovod/horovod/issues/867",
         provoke=slow_one_rank_down,
-        mend=even_out_the_work,
+        fix=even_out_the_work,
     ),
     Fault(
         name="unused-parameters",
@@ -121,7 +121,7 @@ FAULTS = (
         "or pay for DDP(model, find_unused_parameters=True), which walks the graph in every step.",
         met_at="https://github.com/pytorch/pytorch/issues/43259",
         provoke=leave_a_layer_unused,
-        mend=look_for_unused_layers,
+        fix=look_for_unused_layers,
     ),
     Fault(
         name="uneven-inputs",
@@ -133,6 +133,6 @@ FAULTS = (
         "answers the others' collectives.",
         met_at="https://github.com/pytorch/pytorch/issues/38174",
         provoke=run_out_of_batches,
-        mend=join_the_others,
+        fix=join_the_others,
     ),
 )

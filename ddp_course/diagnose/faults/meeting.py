@@ -64,7 +64,7 @@ FAULTS = (
         "`ddp-course doctor` with --rendezvous), and a port that the firewall lets through.",
         met_at="https://github.com/pytorch/pytorch/issues/79388",
         provoke=call_another_address,
-        mend=call_one_address,
+        fix=call_one_address,
     ),
     Fault(
         name="port-taken",
@@ -75,7 +75,7 @@ FAULTS = (
         "On one machine, meet at a file.",
         met_at="https://github.com/pytorch/pytorch/issues/126510",
         provoke=take_the_port,
-        mend=call_one_address,
+        fix=call_one_address,
     ),
     Fault(
         name="world-size-mismatch",
@@ -85,6 +85,6 @@ FAULTS = (
         cure="One source for the numbers: torchrun's --nnodes and --nproc-per-node, or the cluster's own variables.",
         met_at="https://github.com/pytorch/pytorch/issues/52848",
         provoke=disagree_about_the_world,
-        mend=call_one_address,
+        fix=call_one_address,
     ),
 )

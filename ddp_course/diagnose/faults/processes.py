@@ -74,7 +74,7 @@ FAULTS = (
         cure="Put the function into a file and import it; or use `launch`, which sends the function itself.",
         met_at="https://github.com/pytorch/pytorch/issues/20375",
         provoke=spawn_from_a_cell,
-        mend=launch_from_a_cell,
+        fix=launch_from_a_cell,
     ),
     Fault(
         name="forked-cuda",
@@ -87,6 +87,6 @@ FAULTS = (
         "anything is computed. On this CPU you see the hang; the message needs a GPU.",
         met_at="https://github.com/pytorch/pytorch/issues/17199",
         provoke=fork_after_computing,
-        mend=start_afresh_after_computing,
+        fix=start_afresh_after_computing,
     ),
 )

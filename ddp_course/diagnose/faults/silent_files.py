@@ -155,7 +155,7 @@ FAULTS = (
         "The others wait before they read.",
         met_at="https://github.com/NVIDIA/apex/issues/886",
         provoke=save_on_every_rank,
-        mend=healthy("save"),
+        fix=healthy("save"),
     ),
     Fault(
         name="all-on-gpu-0",
@@ -168,7 +168,7 @@ FAULTS = (
         "touches a GPU.",
         met_at="https://github.com/pytorch/pytorch/issues/23138",
         provoke=load_where_it_was_saved,
-        mend=load_onto_own_gpu,
+        fix=load_onto_own_gpu,
     ),
     Fault(
         name="module-prefix",
@@ -181,6 +181,6 @@ FAULTS = (
         "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present.",
         met_at="https://github.com/pytorch/examples/issues/1029",
         provoke=load_wrapped_names,
-        mend=healthy("save"),
+        fix=healthy("save"),
     ),
 )

@@ -111,7 +111,7 @@ FAULTS = (
         "sets it to 1 when nobody has.",
         met_at="https://github.com/pytorch/pytorch/issues/22260",
         provoke=take_all_cores_on_every_rank,
-        mend=healthy("threads"),
+        fix=healthy("threads"),
     ),
     Fault(
         name="batchnorm-drift",
@@ -125,7 +125,7 @@ FAULTS = (
         "may stay: then share the statistics before evaluating.",
         met_at="https://github.com/pytorch/pytorch/issues/13711",
         provoke=normalise_by_own_rows,
-        mend=healthy("synchronise"),
+        fix=healthy("synchronise"),
     ),
     Fault(
         name="lr-not-scaled",
@@ -138,6 +138,6 @@ FAULTS = (
         "reference.",
         met_at="https://github.com/Lightning-AI/pytorch-lightning/issues/3706",
         provoke=keep_the_rate,
-        mend=healthy("rate", world_size=4, harm=what_the_rates_did),
+        fix=healthy("rate", world_size=4, harm=what_the_rates_did),
     ),
 )

@@ -3,7 +3,7 @@
 A rank sees its own rows only. Whether they are also another rank's, whether they come in the same order again, and
 whether the mean over all of them is right, no rank can tell by itself. Nothing stops, and the loss falls.
 
-Each program here has one broken part; the rest of the training, and the part that mends it, are `tiny_training`'s.
+Each program here has one broken part; the rest of the training, and the part that fixes it, are `tiny_training`'s.
 
 Read next: `silent_files.py`.
 """
@@ -58,7 +58,7 @@ FAULTS = (
         cure="Give the loader a DistributedSampler, and leave shuffle out: the sampler shuffles.",
         met_at="https://github.com/innnky/so-vits-svc/issues/70",
         provoke=draw_all_rows_on_every_rank,
-        mend=healthy("rows"),
+        fix=healthy("rows"),
     ),
     Fault(
         name="missing-set-epoch",
@@ -69,7 +69,7 @@ FAULTS = (
         cure="Call sampler.set_epoch(epoch) before each epoch, on every rank.",
         met_at="https://github.com/pytorch/pytorch/issues/31771",
         provoke=never_tell_the_epoch,
-        mend=healthy("begin_epoch"),
+        fix=healthy("begin_epoch"),
     ),
     Fault(
         name="padded-evaluation",
@@ -81,7 +81,7 @@ FAULTS = (
         "would wait for a rank that has no batch left.",
         met_at="https://github.com/pytorch/pytorch/issues/25162",
         provoke=pad_the_evaluation,
-        mend=healthy("test_rows"),
+        fix=healthy("test_rows"),
     ),
     Fault(
         name="mean-of-means",
@@ -91,6 +91,6 @@ FAULTS = (
         cure="Add up sums and counts over the ranks, and divide once, at the end.",
         met_at="https://github.com/pytorch/torchtitan/pull/4167",
         provoke=average_the_means,
-        mend=healthy("mean"),
+        fix=healthy("mean"),
     ),
 )

@@ -2,7 +2,7 @@
 
 `train` draws rows, takes steps, evaluates, saves and loads, with a `TrainingObserver` beside it that notes all of
 this. Its parts are arguments, and their defaults are right. A fault of `silent_*.py` gives it one part that is wrong;
-to mend it is to take the part that stands here. The observer is the same in every run: it is not told which part
+to fix it is to take the part that stands here. The observer is the same in every run: it is not told which part
 that is.
 
 The data are made up, four clouds of points, so that a run takes a fraction of a second on a CPU.
@@ -189,13 +189,13 @@ def watch_training(
 
 
 def healthy(part: str, **how: Any) -> Callable[[], Diagnosis]:
-    """Return the healthy training as the mended program of a fault; its source is that of the part that was broken."""
+    """Return the healthy training as the fixed program of a fault; its source is that of the part that was broken."""
 
     @functools.wraps(train.__kwdefaults__[part])
-    def mend() -> Diagnosis:
+    def fix() -> Diagnosis:
         return watch_training(train, **how)
 
-    return mend
+    return fix
 
 
 def diagnosis(findings: list[Finding], seconds: float, harm: str = "") -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Each is provoked and named; what was mended has nothing; and what the silent ones cost is the figure they say."""
+"""Each is provoked and named; what was fixed has nothing; and what the silent ones cost is the figure they say."""
 
 import pytest
 
@@ -21,8 +21,8 @@ SAYS = {
 def test_provoked_it_is_named_and_mended_it_is_gone(name, nothing_left):
     broken = FAULT[name].provoke()
     assert broken.fault == name and SAYS[name] in broken.evidence
-    mended = FAULT[name].mend()
-    assert mended.fault is None, mended.evidence
+    fixed = FAULT[name].fix()
+    assert fixed.fault is None, fixed.evidence
 
 
 def test_all_are_here():

@@ -58,7 +58,7 @@ def test_a_fault_is_named_with_its_rank(name, nothing_left):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_mended_program_has_no_fault(name, nothing_left):
-    found = FAULTS[name].mend()
+    found = FAULTS[name].fix()
     assert found.fault is None, found.report or found.evidence
 
 

@@ -1,4 +1,4 @@
-"""Each silent fault is found, it alone, with its rank; nothing is found in what was mended, nor by the other tool."""
+"""Each silent fault is found, it alone, with its rank; nothing is found in what was fixed, nor by the other tool."""
 
 import inspect
 import os
@@ -46,13 +46,13 @@ def test_provoked_it_alone_is_found_and_mended_nothing_is(name, nothing_left):
     assert SAYS[name] in broken.evidence
     assert broken.seconds < 30  # milliseconds by itself; nothing here waits for a time limit
     assert recognise(f"{broken.evidence}\n{broken.report}").fault is None  # nor for a loud one
-    mended = SILENT[name].mend()
-    assert (mended.fault, mended.evidence) == (None, "the observer found nothing wrong")
+    fixed = SILENT[name].fix()
+    assert (fixed.fault, fixed.evidence) == (None, "the observer found nothing wrong")
 
 
 def test_all_ten_are_in_the_catalogue_and_what_mends_them_can_be_read():
     assert list(SILENT) == list(SAYS) == list(catalogue.FAULTS)[-10:]
-    assert "def draw_a_shard_on_each_rank(" in inspect.getsource(SILENT["missing-sampler"].mend)
+    assert "def draw_a_shard_on_each_rank(" in inspect.getsource(SILENT["missing-sampler"].fix)
 
 
 @pytest.mark.slow

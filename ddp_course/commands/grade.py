@@ -42,6 +42,9 @@ def main(argv: list[str]) -> int:
         with WholeClass(root, args.submissions, args.into or root, args.workers, way, args.again) as whole_class:
             if not whole_class.digests:
                 raise RuntimeError(f"no submissions in {args.submissions}; expected <student>/<lesson>/<lesson>.ipynb")
+            for name in whole_class.classroom.misnamed():
+                allowed = "letters, digits, spaces and . _ @ + -"
+                print(f"{name!r} is not graded: rename the folder; a student's name has {allowed}", file=sys.stderr)
             print_grades(whole_class)
     except RuntimeError as error:
         print(error, file=sys.stderr)

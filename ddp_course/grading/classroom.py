@@ -13,6 +13,7 @@ Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `boxed
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import stat
 import time
@@ -28,6 +29,9 @@ from ddp_course.grading.execute import KERNEL_DIED, NOT_GRADED, NOT_JUDGED, NOT_
 from ddp_course.grading.places import need_nbgrader
 from ddp_course.grading.registry import LESSONS, exercises_of, question_cell, test_cell
 from ddp_course.grading.restore import MOST_BYTES, read, restored, unreadable
+
+MOST_LETTERS = 2000  # of a reason
+NAME = re.compile(r"\w[\w.@+ -]{0,99}")  # of a student
 
 
 @dataclass
@@ -84,7 +88,14 @@ class Classroom:
         """Return (student, lesson) for every submission."""
         lessons = {folder: lesson for lesson, folder in LESSONS.items()}
         folders = sorted(path for path in self.submissions.glob("[!.]*/*") if path.is_dir() and path.name in lessons)
-        return [(path.parent.name, lessons[path.name]) for path in folders]
+        return [(path.parent.name, lessons[path.name]) for path in folders if NAME.fullmatch(path.parent.name)]
+
+    def misnamed(self) -> list[str]:
+        """Return what stands in the place of students' folders and has a name that tables and commands misread."""
+        folders = sorted(
+            {path.parent.name for path in self.submissions.glob("[!.]*/*") if path.name in LESSONS.values()}
+        )
+        return [name for name in folders if not NAME.fullmatch(name)]
 
     def prepare(self, lesson: str) -> None:
         """Record the lesson's cells in the gradebook, so that they can be put back into submissions.
@@ -134,6 +145,7 @@ class Classroom:
             if not graded.reason and (slow := not_judged(path)):
                 graded.reason, graded.again = f"run the same command again; {slow}", True
         if graded.reason:
+            graded.reason = plain(graded.reason)
             self._stage_reason(student, folder, graded.reason)
             if trouble := self._autograded(student, folder):
                 graded.notes.append(f"no row in the gradebook: {trouble}")
@@ -144,6 +156,7 @@ class Classroom:
         result = self.api.generate_feedback(folder, student)
         if not result["success"]:
             graded.notes.append(f"no feedback: {_reason(result)}")
+        self._keep_the_page_alone(student, folder)
         graded.seconds = round(time.monotonic() - began_s, 1)
         return graded
 
@@ -183,6 +196,15 @@ class Classroom:
         target.mkdir(parents=True)
         nbformat.write(notebook, target / f"{folder}.ipynb")
 
+    def _keep_the_page_alone(self, student: str, folder: str) -> None:
+        """Remove from the feedback what nbgrader copies there: files that a student put beside the notebook."""
+        pages = self.into / "feedback" / student / folder
+        for path in pages.iterdir() if pages.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != f"{folder}.html":
+                path.unlink()
+
     def _released(self, folder: str) -> NotebookNode:
         return nbformat.read(self.release / folder / f"{folder}.ipynb", as_version=4)
 
@@ -197,6 +219,12 @@ class Classroom:
         from nbgrader.api import Gradebook
 
         return Gradebook(self.coursedir.db_url, self.coursedir.course_id)
+
+
+def plain(text: str) -> str:
+    """Return a student's words, as an error may repeat them, in a form that no page or terminal takes for more."""
+    shown = "".join(each if each.isprintable() or each == "\n" else "�" for each in text[:MOST_LETTERS])
+    return shown.replace("<", "‹").replace(">", "›")
 
 
 def _strangers(folder: str, names: list[str]) -> set[str]:

@@ -23,7 +23,7 @@ import pytest
 
 from ddp_course.commands.grade import print_grades
 from ddp_course.grading.box import way_here
-from ddp_course.grading.classroom import Classroom, unreadable
+from ddp_course.grading.classroom import NAME, Classroom, plain, unreadable
 from ddp_course.grading.registry import LESSONS
 from ddp_course.grading.whole_class import WholeClass
 from tests.grading import tricks
@@ -74,7 +74,9 @@ def graded(tmp_path_factory):
     explained = filled("03", solutions("03"))
     cell_of(explained, "ex-03-question").source = "new_group is a collective <img src=x onerror=alert(1)>"
     submit(base / "in", "ada", explained)
-    submit(base / "in", "ben", filled("03", {}))
+    beside = submit(base / "in", "ben", filled("03", {})).parent
+    (beside / "index.html").write_text("<script>alert('pwned')</script>")
+    submit(base / "in", "=cmd|'x", filled("03", {}))  # a table's program would run it
     submit(base / "in", "cleo", broken())
     submit(base / "in", "dan", tampered())
     submit(base / "in", "eve", "Dear teacher, my dog ate it.")
@@ -231,6 +233,26 @@ def correct_by_hand(out: Path, student: str, cell: str, points: float) -> None:
     with Gradebook(f"sqlite:///{out / 'gradebook.db'}", "ddp_course") as gradebook:
         gradebook.find_grade(cell, FOLDER, FOLDER, student).manual_score = points
         gradebook.db.commit()
+
+
+def test_what_lies_beside_a_notebook_is_no_feedback_and_no_name_is_a_formula(graded):
+    results, base, *_ = graded
+    assert [path.name for path in (base / "out" / "feedback" / "ben" / FOLDER).iterdir()] == [f"{FOLDER}.html"]
+    assert not any("=" in student for student in results)
+
+
+@pytest.mark.parametrize("name", ["ada", "Zoë Ü. O-1", "b@c.org", "名前"])
+def test_names_of_people_are_names(name):
+    assert NAME.fullmatch(name)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "*", "a\nb", "-x", "a/b", "x" * 101, "a;b", "@sum"])
+def test_what_a_table_or_a_terminal_would_read_as_more_is_no_name(name):
+    assert not NAME.fullmatch(name)
+
+
+def test_an_error_that_repeats_a_students_words_says_them_plainly():
+    assert plain("bad <script>x</script> \x1b[1A✓\n" + "y" * 9000) == "bad ‹script›x‹/script› �[1A✓\n" + "y" * 1971
 
 
 def test_our_release_is_the_one_nbgrader_makes(graded):

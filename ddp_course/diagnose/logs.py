@@ -100,7 +100,8 @@ def read(paths: list[Path]) -> Reading:
     logs = []
     for path in files:
         if (dump := flight.load(path)) is not None:
-            dumps[dump.rank if dump.rank is not None else _rank_of(path)] = dump
+            named = re.search(r"(\d+)(?:\.\w+)?$", path.name)  # torch ends the name with the rank
+            dumps[dump.rank if dump.rank is not None else int(named[1]) if named else None] = dump
         else:
             logs.append(_Log(str(path), _rank_of(path), _tail(path)))
     return (

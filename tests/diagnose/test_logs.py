@@ -120,6 +120,35 @@ def test_a_real_job_of_torchrun(tmp_path):
     assert (found.cause, found.rank) == ("AssertionError: no rows for this rank", 1)
 
 
+REAL_HANG = """
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+rank = dist.get_rank()
+try:
+    for step in range(3):
+        if rank != 1 or step != 2:
+            dist.all_reduce(torch.ones(4))
+    (dist.barrier if rank == 1 else dist.all_reduce)(*[torch.ones(4)] * (rank != 1))
+finally:
+    with open(f"dumps/torch_fr_{rank}", "wb") as file:
+        file.write(torch._C._distributed_c10d._dump_fr_trace())
+"""
+
+
+@pytest.mark.slow
+def test_dumps_of_a_real_hang_name_the_rank_that_did_something_else(tmp_path, monkeypatch):
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "train.py").write_text(REAL_HANG)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py"]
+    subprocess.run(call, cwd=tmp_path, capture_output=True, timeout=200, check=False)
+    found = read([tmp_path / "dumps"])
+    assert (found.cause, found.rank) == ("hang", 1) and "rank 1: barrier" in found.evidence
+
+
 def test_the_command(tmp_path, capsys):
     (tmp_path / "a.log").write_text(JOBS["ordinal"][0]["a.log"])
     assert command.main([str(tmp_path)]) == 0 and "rank: rank 4" in capsys.readouterr().out

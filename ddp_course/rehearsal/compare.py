@@ -112,7 +112,9 @@ def padded_evaluation(notes: Notes, text: str) -> Answer:
         if after is None or after["training"]:
             continue
         looked = True
-        if fact["padded"] and not re.search(r"\[\s*:\s*(len\(|n_|num_|total)", text):
+        if fact["padded"] and not re.search(
+            r"gather(.|\n)*\[\s*:\s*[a-z_]", text
+        ):  # cut off again, after they were gathered
             return Finding("padded-evaluation", fact["line"], f"{fact['padded']} rows are evaluated twice")
     return RIGHT if looked else None
 
@@ -247,7 +249,7 @@ def saves(notes: Notes) -> Answer:
 
 
 def _by_every_rank(notes: Notes, what: str, fault: str) -> Answer:
-    paths = [{fact["path"]: fact["line"] for fact in facts if fact["path"]} for facts in notes.of(what)]
+    paths = [{fact["path"]: fact["line"] for fact in facts} for facts in notes.of(what)]
     both = set.intersection(*map(set, paths)) if len(paths) > 1 else set()
     if both:
         path = sorted(both)[0]

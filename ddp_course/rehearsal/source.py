@@ -32,8 +32,8 @@ COLLECTIVES = frozenset(
 )
 Found = Iterator[tuple[ast.AST, str]]  # what a rule yields: where, and what was seen there
 RANK = re.compile(r"(^|_)(global_|local_|node_)?rank(_?id)?($|_)|^rk$|RANK", re.IGNORECASE)
-ONE_RANK = re.compile(r"(is_|am_|on_)?(main|master|chief|primary|leader|rank_?(0|zero)|first_rank|writer|root)", re.I)
-WORLD = re.compile(r"world|num_replicas|n_?ranks|n_?gpus|num_?gpus|WORLD_SIZE|^ws$", re.IGNORECASE)
+ONE_RANK = re.compile(r"(^|_)(main|master|chief|primary|leader|writer|root|zero|first|rank_?0)(_|$)", re.IGNORECASE)
+WORLD = re.compile(r"world|num_replicas|n_?ranks|n_?procs|n_?gpus|num_?gpus|WORLD_SIZE|^ws$", re.IGNORECASE)
 
 
 def name_of(node: ast.AST) -> str:
@@ -171,8 +171,7 @@ class Source:
                 speaks_of_rank(side) for side in sides
             )
         name = last_name(test)
-        bare = re.sub(r"_?(process|rank|proc|node)$", "", name, flags=re.I)
-        named = ONE_RANK.fullmatch(bare) or name.lower() in ("rank", "is_rank0", "rank0")
+        named = ONE_RANK.search(name) or name.lower() in ("rank", "rank0", "ismain")
         return bool(name) and (bool(named) or self._stands_for_rank_test(name))
 
     def _stands_for_rank_test(self, name: str) -> bool:
@@ -211,7 +210,7 @@ class Source:
         for node in self.all(ast.Assign):
             if any(isinstance(each, ast.Call) and last_name(each) in ("DistributedDataParallel", "DDP")
                    for each in ast.walk(node.value)):  # fmt: skip
-                found |= {last_name(target) for target in node.targets}
+                found |= {last_name(each) for target in node.targets for each in getattr(target, "elts", [target])}
         for function in self.functions.values():  # def wrap(model): return DDP(model)
             returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
             if any(

@@ -245,7 +245,9 @@ class Watch:
     # --- files and prints ---------------------------------------------------------------------------
 
     def at_save(self, call: Callable, what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        path = str(file) if isinstance(file, str | os.PathLike) else ""
+        if not isinstance(file, str | os.PathLike):  # into memory, as object collectives do
+            return call(what, file, *args, **kwargs)
+        path = str(file)
         self.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what))
         if self.rank == 0:
             time.sleep(SAVE_TAKES_S)
@@ -254,8 +256,8 @@ class Watch:
         self.saved_at = self.steps if self.saved_at is None else self.saved_at
 
     def at_load(self, call: Callable, file: Any, *args: Any, **kwargs: Any) -> Any:
-        path = str(file) if isinstance(file, str | os.PathLike) else ""
-        self.note("loading", path=path, clock=time.monotonic(), there=os.path.exists(path))
+        if isinstance(file, str | os.PathLike):
+            self.note("loading", path=str(file), clock=time.monotonic(), there=os.path.exists(file))
         return call(file, *args, **kwargs)
 
     def at_load_state(self, call: Callable, module: nn.Module, state: dict, *args: Any, **kwargs: Any) -> Any:

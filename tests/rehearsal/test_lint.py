@@ -121,6 +121,11 @@ def test_the_plain_programs_are_clean(path):
     assert lint(path.read_text()) == []
 
 
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "right").glob("*.py")), ids=lambda path: path.stem)
+def test_right_programs_of_many_styles_are_left_alone(path):
+    assert lint(path.read_text()) == []
+
+
 def test_the_trainer_is_clean():
     assert lint(TRAINER) == []
 

@@ -112,6 +112,14 @@ def test_ranks_that_do_not_work_together(tmp_path, edit, faults):
     assert rehearsed(tmp_path, edit)[1].keys() == faults
 
 
+@pytest.mark.parametrize("style", ["gan", "resume", "evalgather"])  # two optimizers; a state gathered; padding cut off
+def test_right_programs_of_other_styles_are_not_accused(style, tmp_path):
+    shutil.copy(Path(__file__).parent / "right" / f"{style}.py", tmp_path)
+    found = rehearse(tmp_path / f"{style}.py")
+    assert (found.findings, found.failure) == ([], "")
+    assert {"same-rows", "averaged-twice", "drift", "prints-by-every-rank"} <= set(found.right)
+
+
 def test_a_hang_ends_and_its_line_is_named(tmp_path):
     total = "        dist.all_reduce(total)\n"
     found, named = rehearsed(tmp_path, (total, f"        if rank == 0:\n    {total}"))

@@ -210,9 +210,11 @@ class Watch:
         parameters = args[0] if args else kwargs["parameters"]
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         self.note("gradients", **self._gradients(parameters), unseen=False)
+        answer = call(parameters, *args[1:], **{k: v for k, v in kwargs.items() if k != "parameters"})
         for parameter in parameters:
-            self.local.pop(id(parameter), None)
-        return call(parameters, *args[1:], **{k: v for k, v in kwargs.items() if k != "parameters"})
+            if self.local.pop(id(parameter), None) is not None:  # what happens to it from here on is seen at the step
+                self.local[id(parameter)] = sketched([parameter.grad], seed=parameter.numel())
+        return answer
 
     def _gradients(self, parameters: Iterable[torch.Tensor]) -> dict:
         seen = [each for each in parameters if each.grad is not None and id(each) in self.local]

@@ -31,7 +31,7 @@ COLLECTIVES = frozenset(
     ]
 )
 Found = Iterator[tuple[ast.AST, str]]  # what a rule yields: where, and what was seen there
-RANK = re.compile(r"(^|_)(global_|local_|node_)?rank(_?id)?($|_)|^rk$|RANK", re.IGNORECASE)
+RANK = re.compile(r"(^|_)rank(_?id|_?0)?($|_)|^rk$|proc(ess)?_?(index|idx|id|num)$", re.IGNORECASE)
 ONE_RANK = re.compile(r"(^|_)(main|master|chief|primary|leader|writer|root|zero|first|rank_?0)(_|$)", re.IGNORECASE)
 WORLD = re.compile(r"world|num_replicas|n_?ranks|n_?procs|n_?gpus|num_?gpus|WORLD_SIZE|^ws$", re.IGNORECASE)
 

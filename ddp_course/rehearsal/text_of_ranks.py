@@ -45,7 +45,12 @@ def file_by_every_rank(source: Source) -> Found:
 def prints_by_every_rank(source: Source) -> Found:
     """A print of the training that does not say which rank it is; before the group exists nobody has a rank."""
     for call in source.named("print"):
-        if _in_a_loop(source, call) and not source.one_rank_only(call) and not any(map(speaks_of_rank, call.args)):
+        if (
+            name_of(call) == "print"
+            and _in_a_loop(source, call)
+            and not source.one_rank_only(call)
+            and not any(map(speaks_of_rank, call.args))
+        ):
             yield call, "print runs on every rank, and its line does not name the rank"
 
 

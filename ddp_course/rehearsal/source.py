@@ -222,6 +222,13 @@ class Source:
                     found |= {last_name(target) for target in statement.targets} if statement else set()
         return found - {""}
 
+    def concerns_replica(self, node: ast.AST) -> bool:
+        """Whether a line stands in a loop over the parameters of a model that DistributedDataParallel wraps."""
+        given = [words_in(part) for call in self.named("DistributedDataParallel", "DDP") for part in call.args[:1]]
+        names = self.wrapped.union(*given) - {"self", "to", "device"}
+        loops = [each for each in self.above(node) if isinstance(each, ast.For)]
+        return any(words_in(loop.iter) & names for loop in loops)
+
     def reaches(self, node: ast.AST, names: frozenset[str], seen: frozenset = frozenset()) -> ast.Call | None:
         """Return a call of one of these names in a piece of program, or in the functions of this file that it calls."""
         for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):

@@ -63,6 +63,8 @@ class _Flow:
             if function := source.functions.get(last_name(call)):
                 own = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
                 self.edges += [(words_in(given), {name}) for given, name in zip(call.args, own, strict=False)]
+                if rest := function.args.vararg:
+                    self.edges += [(words_in(given), {rest.arg}) for given in call.args[len(own) :]]
                 self.edges += [(words_in(each.value), {each.arg}) for each in call.keywords if each.arg]
         talking = source.named(*COLLECTIVES - {"barrier", "broadcast", "broadcast_object_list"})
         given = [words_in(part) for call in talking for part in [*call.args, *(each.value for each in call.keywords)]]

@@ -22,26 +22,23 @@ from ddp_course.rehearsal.source import (
 
 def averaged_twice(source: Source) -> Found:
     """Gradients that DistributedDataParallel has averaged, divided or reduced again."""
-    if not source.wrapped:
-        return
     for call in source.named("all_reduce"):
-        if (
-            any("grad" in words_in(arg) for arg in call.args)
-            and "backward" in source.calls
-            and not source.named("no_sync")
-        ):
+        own = any("grad" in words_in(arg) for arg in call.args) and source.concerns_replica(call)
+        if own and "backward" in source.calls and not source.named("no_sync"):
             yield call, "DistributedDataParallel has averaged these gradients already"
     for node in source.all(ast.AugAssign):
-        words = words_in(node.target)
+        by_world = any(map(WORLD.search, words_in(node.value)))
         if (
             isinstance(node.op, ast.Div)
-            and "grad" in words
-            and any(WORLD.search(word) for word in words_in(node.value))
+            and "grad" in words_in(node.target)
+            and by_world
+            and source.concerns_replica(node)
         ):
             yield node, "DistributedDataParallel has divided these gradients already"
     for call in source.named("div_", "mul_"):
         words = words_in(call.func) if isinstance(call.func, ast.Attribute) else set()
-        if "grad" in words and any(WORLD.search(word) for arg in call.args for word in words_in(arg)):
+        by_world = any(WORLD.search(word) for arg in call.args for word in words_in(arg))
+        if "grad" in words and by_world and source.concerns_replica(call):
             yield call, "DistributedDataParallel has divided these gradients already"
 
 

@@ -82,6 +82,9 @@ def _map_style_only(source: Source) -> bool:
 def no_set_epoch(source: Source) -> Found:
     if "set_epoch" in source.calls:
         return
+    if sampler := source.functions.get("set_epoch"):  # a sampler of one's own
+        made = source.calls.get(getattr(source.parent[sampler], "name", ""), [])
+        yield from ((call, "its set_epoch is never called") for call in made[:1])
     for call in source.named("DistributedSampler"):
         shuffle = keyword(call, "shuffle")
         if (shuffle is None or not (isinstance(shuffle, ast.Constant) and shuffle.value is False)) and not _evaluates(

@@ -20,7 +20,7 @@ from ddp_course.rehearsal.finding import Finding
 CLOSE = 1e-3  # relative; gradients in bfloat16 have three digits
 EQUAL = 1e-6  # relative; weights that were computed alike
 SMALL_BATCH = 8  # rows of a rank that are too few for a mean and a variance of their own
-WAITING, WAIT_S = 0.5, 5e-3  # share of the time, and seconds a batch, spent waiting for rows
+WAITING, WAIT_S = 0.5, 10e-3  # share of the time, and seconds a batch, spent waiting for rows
 
 RIGHT = "right"
 Answer = Finding | str | None

@@ -10,7 +10,7 @@ from ddp_course.commands import rehearse as command
 from ddp_course.rehearsal.rehearse import rehearse
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def rehearsed(folder: Path, *edits: tuple[str, str], arguments: tuple = ("--epochs", "3"), program: str = "ddp.py"):
@@ -56,7 +56,7 @@ SLOW_AND_ALIKE = """class Noisy(torch.utils.data.Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        time.sleep(0.001)
+        time.sleep(0.002)
         x, y = self.rows[index]
         return x + 0.01 * torch.randn(x.shape), y
 

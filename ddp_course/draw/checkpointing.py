@@ -102,7 +102,7 @@ def resume_differences(differences: Mapping[str, float]) -> Figure:
         ax.plot((0, value), (y, y), color=ALARM if value else NEW, linewidth=9, solid_capstyle="butt")
         note(ax, value, y, f"{value:.2g}" if value else "0, every bit is the same")
     ax.set_xlim(0, 1.15 * max([*values, 1e-9]))
-    ax.set_yticks(range(len(names)), [f"without {name}" if values[y] else name for y, name in enumerate(names)])
+    ax.set_yticks(range(len(names)), names)
     ax.tick_params(axis="y", labelsize=LABEL, labelcolor=INK)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(visible=False, axis="y")

@@ -58,7 +58,7 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
 def _rows(spans: Sequence[Span], most: int) -> tuple[list[list[Span]], bool]:
     """The rows of one rank's collectives, and whether they are labelled: one a row, if there are not too many.
 
-    How many rows there are shall depend on the number of collectives, not on when they happened to run.
+    How many rows there are must depend on the number of collectives, not on when they happened to run.
     """
     talk = [span for span in spans if span.lane in TALKING]
     if len(talk) <= most:

@@ -106,7 +106,7 @@ def class_accuracies(shares: Mapping[str, float], overall: float) -> Figure:
     ax.axhline(100 * (1 - overall), color=INK, linewidth=1.4, linestyle="--", label=f"all classes: {1 - overall:.1%}")
     most = max(wrong, key=wrong.get)
     ax.set_ylim(0, max(1.0, 1.15 * wrong[most]))
-    ax.set_title(f"Most errors: {most}, with {wrong[most]:.0f}% wrong", fontsize=LABEL, color=INK)
+    ax.set_title(f"Most errors: class {most}, {wrong[most]:.0f}% of its images are wrong", fontsize=LABEL, color=INK)
     name_axes(ax, "class", "wrong test images, %")
     legend(figure, loc="outside upper right")
     return figure

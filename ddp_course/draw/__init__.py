@@ -25,10 +25,10 @@ from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls, processes
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
-from ddp_course.draw.replicas import conditions, drift
+from ddp_course.draw.replicas import conditions, drift, three_conditions
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split
-from ddp_course.draw.statistics import combined_statistics, statistics_noise
+from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
 from ddp_course.draw.training import data_parallel_step, losses, shards
@@ -38,6 +38,7 @@ __all__ = [
     "accumulation_step",
     "agents",
     "all_reduce",
+    "backward_sums",
     "bucket_plan",
     "bucket_sweep",
     "cart_poses",
@@ -102,6 +103,7 @@ __all__ = [
     "sums_and_counts",
     "text_problems",
     "texts_of",
+    "three_conditions",
     "timeline",
     "two_flows",
     "valley",

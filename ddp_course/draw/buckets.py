@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import chart, legend, name_axes
 from ddp_course.draw.shapes import arrow, canvas, label
-from ddp_course.draw.style import INK, LINE, MUTED, PAPER, SMALL, rank_colour, tint
+from ddp_course.draw.style import INK, LABEL, LINE, MUTED, PAPER, SMALL, rank_colour, tint
 
 ROW = 0.5
 LEFT, BAR = 1.55, 3.2  # inches: where the bars begin, and how long the largest is
@@ -77,21 +77,28 @@ def _between(names: Sequence[str]) -> str:
 
 
 def bucket_sweep(
-    step_ms: Mapping[str, Sequence[float]], caps: Sequence[str], reference_ms: float | None = None
+    step_ms: Mapping[str, Sequence[float]], caps: Sequence[str], reference_ms: float | None = None, title: str = ""
 ) -> Figure:
-    """The time of a step over the bucket's size, one line for each way.
+    """The time of a step over the bucket's size, one line for each way; a ring marks the shortest step of each.
 
     Args:
         step_ms: for each way, the median step at each cap, smallest cap first.
+        caps: how each cap is written below the axis.
         reference_ms: a step without any communication, drawn as a level.
+        title: what is to be seen.
     """
-    figure, ax = chart(3.0)
+    figure, ax = chart(3.2)
+    highest = max([reference_ms or 0.0, *(time for times in step_ms.values() for time in times)])
     for number, (name, times) in enumerate(step_ms.items()):
-        ax.plot(range(len(caps)), times, color=rank_colour(number), marker="os^D"[number % 4], label=name)
+        colour, best = rank_colour(number), min(range(len(times)), key=lambda place: times[place])
+        ax.plot(range(len(caps)), times, color=colour, marker="os^D"[number % 4], label=name)
+        ax.plot(best, times[best], "o", color=colour, markersize=14, markerfacecolor="none", markeredgewidth=1.6)
     if reference_ms is not None:
         ax.axhline(reference_ms, color=LINE, linestyle="--", label="no communication")
+    ax.plot([], [], "o", color=LINE, markersize=11, markerfacecolor="none", label="shortest step of its line")
     ax.set_xticks(range(len(caps)), caps)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.08 * highest)
     name_axes(ax, "bucket cap", "step, ms")
-    legend(ax, labelcolor=INK, loc="lower right")  # times begin well above 0
+    ax.set_title(title, fontsize=LABEL, color=INK)
+    legend(ax, labelcolor=INK, loc="lower center", ncols=2)  # times begin well above 0
     return figure

@@ -12,30 +12,33 @@ from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import chart, name_axes, note
 from ddp_course.draw.shapes import arrow, box, canvas, label
-from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, LABEL, LINE, MUTED, SHARED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, SHARED, SMALL, WIDTH, rank_colour
 
 OLD, NEW = rank_colour(0), rank_colour(2)  # blue and green; what is torn has the colour of an alarm
-OUTCOMES = {"old": ("the one before", OLD), "new": ("a new one", NEW), "torn": ("nothing: torn", ALARM)}
+OUTCOMES = {"old": ("the old checkpoint", OLD), "new": ("the new one", NEW), "torn": ("nothing: torn", ALARM)}
 MARKS = {"old": "o", "new": "s", "torn": "X"}
 
 
-def write_kills(plain: Sequence[tuple[float, str]], sealed: Sequence[tuple[float, str]]) -> Figure:
+def write_kills(
+    plain: Sequence[tuple[float, str]], sealed: Sequence[tuple[float, str]], name: str = "last.pt"
+) -> Figure:
     """The life of a write twice, with a mark where each kill fell, in the shape of what could be loaded afterwards.
 
     Args:
-        plain: for each kill of a `torch.save` to the final name, the share of the bytes that were in the file it was
-            writing, and the outcome: "old", "new" or "torn".
-        sealed: the same of a write to another name with a rename at the end.
+        plain: for each kill of a `torch.save` to the final name, how many of its steps were done, and the outcome:
+            "old", "new" or "torn". It has one step, so 0.25 is a quarter of the bytes.
+        sealed: the same of a write to another name: the write, fsync, rename and fsync are its four steps.
+        name: the final name.
     """
     figure, ax = canvas(4.1)
-    shown = [name for name in OUTCOMES if any(name == outcome for _, outcome in [*plain, *sealed])]
+    shown = [outcome for outcome in OUTCOMES if any(outcome == found for _, found in [*plain, *sealed])]
     label(ax, 0.1, 3.86, "after the kill, the final name loads", align="left", ink=MUTED)
-    for place, name in enumerate(shown):
-        x = 3.1 + 1.65 * place
-        ax.plot(x, 3.86, MARKS[name], color=OUTCOMES[name][1], markersize=8)
-        label(ax, x + 0.15, 3.86, OUTCOMES[name][0], align="left")
-    _life(ax, 2.15, "torch.save to the final name", [("write into step.pt", 1.0)], plain)
-    steps = [("write into .step.pt.unfinished", 0.7), ("fsync", 0.1), ("rename", 0.1), ("fsync", 0.1)]
+    for place, outcome in enumerate(shown):
+        x = 3.1 + 1.75 * place
+        ax.plot(x, 3.86, MARKS[outcome], color=OUTCOMES[outcome][1], markersize=8)
+        label(ax, x + 0.15, 3.86, OUTCOMES[outcome][0], align="left")
+    _life(ax, 2.15, "torch.save to the final name", [(f"write into {name}", 1.0)], plain)
+    steps = [(f"write into .{name}.unfinished", 0.64), ("fsync", 0.12), ("rename", 0.12), ("fsync", 0.12)]
     _life(ax, 0.3, "to another name, then rename", steps, sealed)
     return figure
 
@@ -43,20 +46,21 @@ def write_kills(plain: Sequence[tuple[float, str]], sealed: Sequence[tuple[float
 def _life(
     ax: Axes, y: float, title: str, steps: Sequence[tuple[str, float]], kills: Sequence[tuple[float, str]]
 ) -> None:
-    left, length = 0.1, WIDTH - 0.2
+    left, length = 0.15, WIDTH - 0.3
     counts = [f"{sum(o == name for _, o in kills)} {name}" for name in OUTCOMES if any(o == name for _, o in kills)]
-    label(ax, left, y + 1.35, title, bold=True, size=HEADING, align="left")
-    label(ax, left + length, y + 1.35, f"{len(kills)} kills: " + ", ".join(counts), align="right")
-    writing, x = steps[0][1] * length, left
+    label(ax, left, y + 1.2, title, bold=True, size=HEADING, align="left")
+    label(ax, left + length, y + 1.2, f"{len(kills)} kills: " + ", ".join(counts), align="right")
+    edges = [left]
     for place, (name, share) in enumerate(steps):
-        box(ax, x, y, share * length - 0.05, 0.42, name, colour=OLD if place == 0 else SHARED, size=SMALL)
-        x += share * length
-    rows: dict[int, int] = {}
-    for share, outcome in kills:
-        spot = round(share * 40)  # kills at nearly the same moment stand above each other
-        height = y + 0.55 + 0.13 * min(rows.get(spot, 0), 4)
-        rows[spot] = rows.get(spot, 0) + 1
-        ax.plot(left + spot / 40 * (writing - 0.1), height, MARKS[outcome], color=OUTCOMES[outcome][1], markersize=6)
+        box(
+            ax, edges[-1] + 0.02, y, share * length - 0.04, 0.42, name, colour=OLD if place == 0 else SHARED, size=SMALL
+        )
+        edges.append(edges[-1] + share * length)
+    for done, outcome in kills:
+        step = min(int(done), len(steps) - 1)
+        x = edges[step] + (done - step) * (edges[step + 1] - edges[step])
+        ax.plot([x, x], [y + 0.43, y + 0.6], color=OUTCOMES[outcome][1], linewidth=0.8)
+        ax.plot(x, y + 0.68, MARKS[outcome], color=OUTCOMES[outcome][1], markersize=8)
 
 
 def landings(locations: Sequence[str], copy: str) -> Figure:
@@ -87,24 +91,21 @@ def landings(locations: Sequence[str], copy: str) -> Figure:
 
 
 def resume_differences(differences: Mapping[str, float]) -> Figure:
-    """How far the weights of resumed runs are from those of the uninterrupted one, on a logarithmic axis.
+    """How far the weights of resumed runs are from those of the uninterrupted one.
 
     Args:
-        differences: by what the resumed run did without, the largest difference in any weight; 0 is drawn as a mark
-            at the left edge.
+        differences: by what the resumed run did without, the largest difference in any weight.
     """
-    figure, ax = chart(0.42 * len(differences) + 1.0)
+    figure, ax = chart(0.42 * len(differences) + 1.2)
     names, values = list(differences), list(differences.values())
-    least = min([value for value in values if value > 0], default=1e-3) / 30
     for y, value in enumerate(values):
-        ax.plot((least, max(value, least)), (y, y), color=ALARM if value else NEW, linewidth=7, solid_capstyle="butt")
-        shown = f"{value:.2g}" if value else "0, every bit is the same"
-        note(ax, max(value, least), y, shown)
-    ax.set_xscale("log")
-    ax.set_xlim(least, 30 * max([*values, least]))
-    ax.set_yticks(range(len(names)), names, fontsize=LABEL, color=INK)
+        ax.plot((0, value), (y, y), color=ALARM if value else NEW, linewidth=9, solid_capstyle="butt")
+        note(ax, value, y, f"{value:.2g}" if value else "0, every bit is the same")
+    ax.set_xlim(0, 1.15 * max([*values, 1e-9]))
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", labelsize=LABEL, labelcolor=INK)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(visible=False, axis="y")
-    ax.axvline(least, color=FAINT, linewidth=1)
+    ax.set_title("A resumed run is the same run only if no part of the state is missing", fontsize=LABEL, color=INK)
     name_axes(ax, "largest difference in a weight, compared with the run that never stopped")
     return figure

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import chart, legend, name_axes, page, plain_axes
 from ddp_course.draw.shapes import box, canvas, label
-from ddp_course.draw.style import ALARM, INK, MUTED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.style import ALARM, INK, LABEL, MUTED, SMALL, WIDTH, rank_colour
 
 MARKS = "osD^v"
 FORMATS = (("float32", 8, 23), ("bfloat16", 8, 7), ("float16", 5, 10))  # bits of the exponent, of the fraction
@@ -32,7 +32,7 @@ def learning_rates(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def changed_images(rows: Mapping[str, Sequence[np.ndarray]], names: Sequence[str]) -> Figure:
-    """The same images (height, width), changed otherwise in each row; `names` stand above the columns."""
+    """The same images (height, width), changed differently in each row; `names` stand above the columns."""
     height, left, side = 0.95 * len(rows) + 0.35, 1.6, 0.78
     figure, ax = canvas(height)
     column = (WIDTH - left - 0.1) / len(names)
@@ -99,12 +99,14 @@ def learning_curves(runs: Mapping[str, tuple[Sequence[float], Sequence[float]]])
 
 
 def class_accuracies(shares: Mapping[str, float], overall: float) -> Figure:
-    """The share (0 to 1) of each class's test images that is right, and the share of all."""
-    figure, ax = chart(2.8)
-    ax.bar(list(shares), [100 * share for share in shares.values()], color=rank_colour(0), width=0.65)
-    ax.axhline(100 * overall, color=INK, linewidth=1.4, linestyle="--", label=f"all classes: {overall:.1%}")
-    lowest = min(shares.values())
-    ax.set_ylim(max(0, 100 * lowest - 10), 102)
-    name_axes(ax, "class", "right, %")
+    """How much of each class's test images is wrong, and of all; given are the shares (0 to 1) that are right."""
+    figure, ax = chart(2.9)
+    wrong = {name: 100 * (1 - share) for name, share in shares.items()}
+    ax.bar(list(wrong), list(wrong.values()), color=rank_colour(0), width=0.65)
+    ax.axhline(100 * (1 - overall), color=INK, linewidth=1.4, linestyle="--", label=f"all classes: {1 - overall:.1%}")
+    most = max(wrong, key=wrong.get)
+    ax.set_ylim(0, max(1.0, 1.15 * wrong[most]))
+    ax.set_title(f"Most errors: class {most}, {wrong[most]:.0f}% of its images are wrong", fontsize=LABEL, color=INK)
+    name_axes(ax, "class", "wrong test images, %")
     legend(figure, loc="outside upper right")
     return figure

@@ -11,11 +11,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import legend, name_axes, page, plain_axes
-from ddp_course.draw.shapes import box, canvas, label
+from ddp_course.draw.shapes import arrow, box, canvas, label
 from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, RANK_COLOURS, WIDTH, rank_colour
 
 CONDITIONS = ("same start", "same gradient", "same step", "same replicas")
 STYLES = ("-", "--", "-.", ":")
+
+
+def three_conditions(world_size: int = 2) -> Figure:
+    """A step on some ranks: if start, gradient and step are equal, so are the replicas after it."""
+    figure, ax = canvas(0.35 + 0.85 * world_size)
+    columns = zip(CONDITIONS, ("weight", "gradient", "step", "new weight"), strict=True)
+    for place, (name, what) in enumerate(columns):
+        x = 0.95 + 1.8 * place
+        heading = f"so: {name}" if place == 3 else f"{place + 1}. {name}"
+        label(ax, x + 0.65, 0.12 + 0.85 * world_size, heading, bold=True, ink=rank_colour(2) if place == 3 else INK)
+        for rank in range(world_size):
+            y = 0.2 + 0.85 * (world_size - 1 - rank)
+            box(ax, x, y, 1.3, 0.42, what, colour=rank_colour(rank))
+            if rank:
+                label(ax, x + 0.65, y + 0.64, "=", bold=True, size=HEADING)
+            if place == 0:
+                label(ax, 0.1, y + 0.21, f"rank {rank}", align="left", bold=True)
+            else:
+                arrow(ax, (x - 0.47, y + 0.21), (x - 0.03, y + 0.21))
+    return figure
 
 
 def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = CONDITIONS) -> Figure:

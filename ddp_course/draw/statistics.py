@@ -26,25 +26,48 @@ def combined_statistics(
         local: mean, sum of squared differences from it, and count, of each rank.
         whole: mean, variance and count of all rows, as combined.
     """
+    kept = []
+    for values in rows:
+        shown = "  ".join(number(float(value)) for value in values[:4]) + ("  ..." if len(values) > 4 else "")
+        kept.append(shown or "no rows")
+    columns = ("rows of one channel", "what each rank sends", "all ranks compute")
+    return _one_result(columns, kept, [_lines(("mean", "squares", "count"), values) for values in local],
+                       _lines(("mean", "variance", "count"), whole))  # fmt: skip
+
+
+def backward_sums(counts: Sequence[int], local: Sequence[Sequence[float]], whole: Sequence[float]) -> Figure:
+    """The two sums of a normalisation's backward: each rank's own, and the means that all ranks make of them.
+
+    Args:
+        counts: how many rows each rank has.
+        local: the sum of dy, and of dy times n, of each rank.
+        whole: their means over the rows of all ranks.
+    """
+    columns = ("dy and n of each row", "what each rank adds up", "after one all_reduce")
+    kept = [f"{count} row{'s' * (count != 1)}" for count in counts]
+    sums = [_lines(("sum of dy", "sum of dy * n"), values) for values in local]
+    return _one_result(columns, kept, sums, _lines(("mean(dy)", "mean(dy * n)"), whole))
+
+
+def _lines(names: Sequence[str], values: Sequence[float]) -> str:
+    return "\n".join(f"{name} {number(float(value))}" for name, value in zip(names, values, strict=True))
+
+
+def _one_result(columns: Sequence[str], kept: Sequence[str], sent: Sequence[str], result: str) -> Figure:
+    """A row for each rank: what it keeps, and what it sends; on the right what all ranks make of that."""
     step, top = 0.92, 0.5
-    height = top + step * len(rows) + 0.1
+    height = top + step * len(kept) + 0.1
     figure, ax = canvas(height)
-    columns = ((1.6, "rows of one channel"), (4.45, "what each rank sends"), (7.0, "all ranks compute"))
-    for x, title in columns:
+    for x, title in zip((1.6, 4.45, 7.0), columns, strict=True):
         label(ax, x, height - 0.26, title, size=LABEL, bold=True)
     middle = (height - top) / 2
-    for rank, (values, statistics) in enumerate(zip(rows, local, strict=True)):
+    for rank, (own, numbers) in enumerate(zip(kept, sent, strict=True)):
         y, colour = height - top - step * (rank + 0.5), rank_colour(rank)
-        shown = "  ".join(number(float(value)) for value in values[:4]) + ("  ..." if len(values) > 4 else "")
-        box(ax, 0.1, y - 0.36, 3.0, 0.72, f"rank {rank}\n{shown or 'no rows'}", colour=colour, size=SMALL)
-        mean, squares, count = (number(float(value)) for value in statistics)
-        text = f"mean {mean}\nsquares {squares}\ncount {count}"
-        box(ax, 3.55, y - 0.36, 1.8, 0.72, text, colour=colour, size=SMALL)
+        box(ax, 0.1, y - 0.36, 3.0, 0.72, f"rank {rank}\n{own}", colour=colour, size=SMALL)
+        box(ax, 3.55, y - 0.36, 1.8, 0.72, numbers, colour=colour, size=SMALL)
         arrow(ax, (3.13, y), (3.52, y), colour=colour)
         arrow(ax, (5.38, y), (6.07, middle), colour=colour)
-    mean, variance, count = (number(float(value)) for value in whole)
-    text = f"mean {mean}\nvariance {variance}\ncount {count}"
-    box(ax, 6.1, middle - 0.45, WIDTH - 6.2, 0.9, text, colour=SHARED, size=SMALL, bold=True)
+    box(ax, 6.1, middle - 0.45, WIDTH - 6.2, 0.9, result, colour=SHARED, size=SMALL, bold=True)
     return figure
 
 
@@ -57,7 +80,7 @@ def statistics_noise(sizes: Sequence[int], spread: Mapping[str, Sequence[float]]
     ax.set_xticks(sizes, [str(size) for size in sizes])
     ax.minorticks_off()
     ax.set_ylim(0, None)
-    ax.set_title("local statistics", color=INK, fontsize=HEADING)
+    ax.set_title("The fewer rows a rank has, the farther off are its statistics", color=INK, fontsize=HEADING)
     name_axes(ax, "rows in the local batch", ylabel)
     legend(ax)
     return figure

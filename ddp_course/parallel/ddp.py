@@ -171,12 +171,13 @@ class BucketedDDP(nn.Module):
                 bucket.wait_only_for(self._in_graph)
 
     def _launch_full_buckets(self) -> None:
-        # In the order of the plan, whatever is full first: collectives must come in the same order on every rank.
+        # In the order of the plan, whichever is full first: all ranks must call in one order.
         for bucket in self._work:
             if bucket.waiting_for:
                 return
             if not bucket.launched:
-                bucket.launch(self._scale, self.gradient_as_bucket_view, self.process_group, self._comm)
+                as_view = self.gradient_as_bucket_view
+                bucket.launch(self._scale, as_view, self.process_group, self._comm)
 
     def _finish(self) -> None:
         """Called by autograd when backward has nothing left to compute: wait for the averages."""

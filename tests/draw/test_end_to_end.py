@@ -33,7 +33,7 @@ def test_the_charts_show_their_numbers():
     assert [list(line.get_ydata()) for line in loss.lines] == [run[0] for run in RUNS.values()]
     assert [list(line.get_ydata()) for line in accuracy.lines] == [[40, 93], [40, 92]]
     bars = end_to_end.class_accuracies(SHARES, 0.91).axes[0].patches
-    assert [bar.get_height() for bar in bars] == pytest.approx([100 * share for share in SHARES.values()])
+    assert [bar.get_height() for bar in bars] == pytest.approx([100 * (1 - share) for share in SHARES.values()])
 
 
 def test_the_formats_have_the_bits_that_torch_says():

@@ -3,7 +3,7 @@
 import pytest
 
 from ddp_course import draw
-from ddp_course.draw.replicas import conditions, drift
+from ddp_course.draw.replicas import conditions, drift, three_conditions
 
 RUNS = {"as it should be": [0.0, 0.0, 0.0, 0.0], "another seed each": [0.24999, 0.0, 0.0, 0.25]}
 
@@ -11,7 +11,8 @@ RUNS = {"as it should be": [0.0, 0.0, 0.0, 0.0], "another seed each": [0.24999, 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     many = {f"a run with a name {number}": [1.2345e-17, 0.0, 123.0, 0.0] for number in range(6)}
     curves = {name: [0.0, 1e-16, 0.3, 200.0] for name in many}
-    pictures = conditions(RUNS), conditions(many), drift(curves, curves), drift({"equal": [0.0]}, {"equal": [0.0]})
+    drifts = drift(curves, curves), drift({"equal": [0.0]}, {"equal": [0.0]})
+    pictures = three_conditions(), three_conditions(4), conditions(RUNS), conditions(many), *drifts
     readable(pictures)
 
 

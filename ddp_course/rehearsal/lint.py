@@ -14,7 +14,9 @@ from ddp_course.rehearsal import text_of_losses as losses
 from ddp_course.rehearsal import text_of_models as models
 from ddp_course.rehearsal import text_of_ranks as ranks
 from ddp_course.rehearsal import text_of_rows as rows
+from ddp_course.rehearsal import text_of_saves as saves
 from ddp_course.rehearsal import text_of_starts as starts
+from ddp_course.rehearsal import text_of_weights as weights
 from ddp_course.rehearsal.finding import Finding
 from ddp_course.rehearsal.source import Found, Source
 
@@ -45,8 +47,12 @@ RULES: dict[str, Callable[[Source], Found]] = {
     "file-by-every-rank": ranks.file_by_every_rank,
     "unguarded-save": ranks.unguarded_save,
     "collective-under-rank-0": ranks.collective_under_rank_0,
+    "different-start": weights.different_start,
+    "drift": weights.drift,
+    "not-averaged": weights.not_averaged,
     "averaged-twice": models.averaged_twice,
-    "early-load": models.early_load,
+    "early-load": saves.early_load,
+    "inexact-resume": saves.inexact_resume,
     "module-prefix": models.module_prefix,
     "local-batchnorm": models.local_batchnorm,
     "find-unused-without-need": models.find_unused_without_need,
@@ -55,4 +61,12 @@ RULES: dict[str, Callable[[Source], Found]] = {
     "local-rank-argument": starts.local_rank_argument,
     "cuda-without-device": starts.cuda_without_device,
 }
-ONCE = {"averaged-twice", "loss-not-reduced", "prints-by-every-rank", "file-by-every-rank", "cuda-without-device"}
+ONCE = {
+    "drift",
+    "mean-of-means",
+    "averaged-twice",
+    "loss-not-reduced",
+    "prints-by-every-rank",
+    "file-by-every-rank",
+    "cuda-without-device",
+}

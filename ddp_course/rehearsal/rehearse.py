@@ -17,23 +17,22 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch.multiprocessing
 
 from ddp_course.diagnose.recognise import recognise
 from ddp_course.launcher import RankError, launch
-from ddp_course.rehearsal import compare
-from ddp_course.rehearsal.compare import RIGHT, Notes
+from ddp_course.rehearsal import compare, two_runs
 from ddp_course.rehearsal.finding import Finding
 from ddp_course.rehearsal.lint import lint
+from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.watch import Watch
 
 MOST_BYTES = 500e6  # of the folder that is copied
 DIE_AFTER = 2  # steps after the first save
-# What a hang or an error of a rank may come from, if the text has it: the run cannot tell it from other causes.
-HANGS = {"collective-under-rank-0", "early-load", "no-main-guard", "local-rank-argument"}
+RACES = {"early-load"}  # one run that went well refutes no race
 
 
 @dataclass
@@ -91,15 +90,19 @@ def rehearse(
         answers = {}
         for fault, question in compare.QUESTIONS.items():
             answers[fault] = question(whole, text) if fault in compare.OF_TEXT_TOO else question(whole)
-        answers["lr-not-scaled"] = compare.rate(one, whole) if one else None
+        answers["lr-not-scaled"] = two_runs.rate(one, whole) if one else None
+        if one and not isinstance(answers["averaged-twice"], Finding):
+            answers["averaged-twice"] = two_runs.same_step(one, whole) or answers["averaged-twice"]
         answers["inexact-resume"] = stage.killed_and_resumed(whole) if not failure and whole.all("saved") else None
     return _told(by_text, answers, failure)
 
 
-def _told(by_text: list[Finding], answers: dict[str, compare.Answer], failure: str) -> Rehearsal:
-    seen = [each for each in answers.values() if isinstance(each, Finding)]
+def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str) -> Rehearsal:
+    lines = {each.fault: each.line for each in reversed(by_text)}
+    seen = [replace(each, line=lines.get(each.fault, each.line))  # the text's line is the cause's
+            for each in answers.values() if isinstance(each, Finding)]  # fmt: skip
     named = {each.fault for each in seen}
-    settled = named | {fault for fault, answer in answers.items() if answer == RIGHT}
+    settled = named | {fault for fault, answer in answers.items() if answer == RIGHT and fault not in RACES}
     if failure:  # what came to an early end has not shown that all is well
         settled = named
     rest = [each for each in by_text if each.fault not in settled]
@@ -145,7 +148,7 @@ class _Stage:
             failure = str(error)
         return Notes.read(notes, world_size), failure.replace(str(home), ".")
 
-    def killed_and_resumed(self, whole: Notes) -> compare.Answer:
+    def killed_and_resumed(self, whole: Notes) -> Answer:
         size = len(whole.ranks)
         killed, _ = self.run("killed", size, DIE_AFTER, where="resumed")
         if not killed.all("dies"):
@@ -154,7 +157,7 @@ class _Stage:
         if failure:
             line = next((fact["line"] for fact in killed.all("saving")), None)
             return Finding("inexact-resume", line, f"after a kill it does not start again: {failure.splitlines()[0]}")
-        return compare.resumed(whole, killed, again)
+        return two_runs.resumed(whole, killed, again)
 
 
 def _rehearsed(

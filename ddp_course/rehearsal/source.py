@@ -180,10 +180,22 @@ class Source:
             given = any(last_name(target) == name for target in node.targets)
             if given and isinstance(node.value, ast.Compare) and self.is_rank_test(node.value):
                 return True
+        if self._opened_by_one_rank(name):
+            return True
         function = self.functions.get(name)
         returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)] if function else []
         return any(
             isinstance(each, ast.Compare | ast.BoolOp | ast.UnaryOp) and self.is_rank_test(each) for each in returned
+        )
+
+    def _opened_by_one_rank(self, name: str) -> bool:
+        """Whether it is something on one rank and None on the others: `log = open(…) if rank == 0 else None`."""
+        given = [node for node in self.all(ast.Assign) if any(last_name(target) == name for target in node.targets)]
+        given = [node for node in given if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
+        return bool(given) and all(
+            (isinstance(node.value, ast.IfExp) and self.is_rank_test(node.value.test))
+            or any(self._kept_by(test, node) for test in self._tests_above(node))
+            for node in given
         )
 
     def _left_before(self, node: ast.AST) -> bool:
@@ -211,16 +223,34 @@ class Source:
             if any(isinstance(each, ast.Call) and last_name(each) in ("DistributedDataParallel", "DDP")
                    for each in ast.walk(node.value)):  # fmt: skip
                 found |= {last_name(each) for target in node.targets for each in getattr(target, "elts", [target])}
-        for function in self.functions.values():  # def wrap(model): return DDP(model)
-            returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
-            if any(
-                isinstance(each, ast.Call) and last_name(each) in ("DistributedDataParallel", "DDP")
-                for each in returned
-            ):
-                for call in self.callers(function):
-                    statement = next((each for each in self.above(call) if isinstance(each, ast.Assign)), None)
-                    found |= {last_name(target) for target in statement.targets} if statement else set()
+        for function in self.wrapping:
+            for call in self.callers(function):
+                statement = next((each for each in self.above(call) if isinstance(each, ast.Assign)), None)
+                found |= {last_name(target) for target in statement.targets} if statement else set()
         return found - {""}
+
+    @cached_property
+    def wrapping(self) -> list[ast.FunctionDef]:
+        """Functions that return a wrapped model: `def wrap(model): return DDP(model)`."""
+        return [
+            function
+            for function in self.functions.values()
+            if any(
+                isinstance(each, ast.Return) and last_name(each.value) in ("DistributedDataParallel", "DDP")
+                for each in ast.walk(function)
+                if isinstance(each, ast.Return) and isinstance(each.value, ast.Call)
+            )
+        ]
+
+    def is_replica(self, node: ast.AST) -> bool:
+        """Whether a name stands for a wrapped model here: by the last assignment in its function, or anywhere."""
+        name, own = last_name(node), self.function_of(node)
+        given = [each for each in self.all(ast.Assign) if each.lineno < node.lineno and self.function_of(each) is own
+                 and name in {last_name(target) for target in each.targets}]  # fmt: skip
+        if given and not name_of(node).startswith("self."):
+            made = [last_name(each) for each in ast.walk(given[-1].value) if isinstance(each, ast.Call)]
+            return bool({"DistributedDataParallel", "DDP", *(each.name for each in self.wrapping)} & set(made))
+        return name in self.wrapped
 
     def concerns_replica(self, node: ast.AST) -> bool:
         """Whether a line stands in a loop over the parameters of a model that DistributedDataParallel wraps."""

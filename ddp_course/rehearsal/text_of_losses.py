@@ -56,6 +56,8 @@ class _Flow:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None:
                 self.edges.append((words_in(node.value), set().union(*map(words_in, targets))))
+        for node in [*source.all(ast.For), *source.all(ast.comprehension)]:
+            self.edges.append((words_in(node.iter), words_in(node.target)))
         for call in source.named("append", "update", "add_", "extend", "copy_"):
             if isinstance(call.func, ast.Attribute):
                 self.edges.append((set().union(*map(words_in, call.args), set()), words_in(call.func.value)))
@@ -66,6 +68,8 @@ class _Flow:
                 if rest := function.args.vararg:
                     self.edges += [(words_in(given), {rest.arg}) for given in call.args[len(own) :]]
                 self.edges += [(words_in(each.value), {each.arg}) for each in call.keywords if each.arg]
+                if named := function.args.kwarg:
+                    self.edges += [(words_in(each.value), {named.arg}) for each in call.keywords]
         talking = source.named(*COLLECTIVES - {"barrier", "broadcast", "broadcast_object_list"})
         given = [words_in(part) for call in talking for part in [*call.args, *(each.value for each in call.keywords)]]
         self.reduced = set().union(*given, set()) - {

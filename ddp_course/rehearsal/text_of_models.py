@@ -8,14 +8,12 @@ from __future__ import annotations
 import ast
 
 from ddp_course.rehearsal.source import (
-    COLLECTIVES,
     WORLD,
     Found,
     Source,
     is_true,
     keyword,
     last_name,
-    name_of,
     words_in,
 )
 
@@ -42,55 +40,18 @@ def averaged_twice(source: Source) -> Found:
             yield call, "DistributedDataParallel has divided these gradients already"
 
 
-def early_load(source: Source) -> Found:
-    """A load by all ranks after a save by one, and nothing between them at which the ranks meet."""
-    meeting = COLLECTIVES | {"DistributedDataParallel", "DDP"}
-    for load in source.named("load"):
-        if name_of(load) != "torch.load" or source.one_rank_only(load):
-            continue
-        own = source.function_of(load)
-        body = own if own else source.tree
-        for node in ast.walk(body):
-            if not isinstance(node, ast.Call) or node.lineno >= load.lineno or source.function_of(node) is not own:
-                continue
-            saves = (
-                name_of(node) == "torch.save"
-                or source.functions.get(last_name(node)) is not None
-                and source.reaches(node, frozenset({"save"}))
-            )
-            if not saves or not (source.one_rank_only(node) or source.functions.get(last_name(node))):
-                continue
-            between = [c for c in ast.walk(body) if isinstance(c, ast.Call) and node.lineno <= c.lineno < load.lineno]
-            between += [
-                c for f in [source.functions.get(last_name(node))] if f for c in ast.walk(f) if isinstance(c, ast.Call)
-            ]
-            if not any(
-                last_name(c) in meeting or (f := source.functions.get(last_name(c))) and source.reaches(f, meeting)
-                for c in between
-            ):
-                yield load, f"rank 0 saves at line {node.lineno}, and no barrier stands between"
-                break
-
-
 def module_prefix(source: Source) -> Found:
     """A loosely loaded state whose names carry `module.` on one side alone."""
     for call in source.named("load_state_dict"):
         strict = keyword(call, "strict")
-        if (
-            isinstance(strict, ast.Constant)
-            and strict.value is False
-            and _saved_wrapped(source) != _is_wrapped(source, call)
-        ):
+        loose = isinstance(strict, ast.Constant) and strict.value is False and isinstance(call.func, ast.Attribute)
+        if loose and _saved_wrapped(source) != source.is_replica(call.func.value):
             yield call, "the state and the model differ by `module.`, and strict=False lets that pass"
-
-
-def _is_wrapped(source: Source, call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and last_name(call.func.value) in source.wrapped
 
 
 def _saved_wrapped(source: Source) -> bool:
     saved = source.named("state_dict")
-    return any(isinstance(call.func, ast.Attribute) and last_name(call.func.value) in source.wrapped for call in saved)
+    return any(isinstance(call.func, ast.Attribute) and source.is_replica(call.func.value) for call in saved)
 
 
 def local_batchnorm(source: Source) -> Found:

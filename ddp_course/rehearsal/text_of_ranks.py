@@ -6,9 +6,11 @@ Read next: `text_of_losses.py`.
 from __future__ import annotations
 
 import ast
+import re
 
 from ddp_course.rehearsal.source import (
     COLLECTIVES,
+    ONE_RANK,
     RANK,
     Found,
     Source,
@@ -17,9 +19,24 @@ from ddp_course.rehearsal.source import (
     name_of,
     own_of_rank,
     speaks_of_rank,
+    words_in,
 )
 
-WRITERS = ("FileHandler", "RotatingFileHandler", "SummaryWriter", "to_csv", "savefig", "write_text", "write_bytes")
+WRITERS = (
+    *(
+        "FileHandler",
+        "RotatingFileHandler",
+        "SummaryWriter",
+        "to_csv",
+        "to_parquet",
+        "savefig",
+        "save_image",
+        "imwrite",
+    ),
+    *("write_text", "write_bytes", "savez", "savez_compressed", "savetxt"),
+)
+LOGGED = ("info", "warning", "error")
+LEVELS = ("basicConfig", "setLevel", "addHandler", "addFilter", "disable", "getLogger", "Formatter", "StreamHandler")
 
 
 def unguarded_save(source: Source) -> Found:
@@ -52,6 +69,17 @@ def prints_by_every_rank(source: Source) -> Found:
             and not any(map(speaks_of_rank, call.args))
         ):
             yield call, "print runs on every rank, and its line does not name the rank"
+    about = source.named(*LEVELS)
+    if not about or any(source.one_rank_only(call) or _by_rank(call) for call in about):
+        return
+    for call in source.named(*LOGGED):
+        loops = _in_a_loop(source, call) and not source.one_rank_only(call)
+        if loops and re.search(r"log", name_of(call)) and not any(map(speaks_of_rank, call.args)):
+            yield about[0], f"every rank logs line {call.lineno}, and no line names the rank"
+
+
+def _by_rank(call: ast.Call) -> bool:
+    return any("rank" in word.lower() or ONE_RANK.search(word) for word in words_in(call))
 
 
 def _in_a_loop(source: Source, node: ast.AST, depth: int = 4) -> bool:

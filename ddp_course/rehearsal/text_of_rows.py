@@ -108,7 +108,8 @@ def mean_of_means(source: Source) -> Found:
     divided: dict[str, ast.AST] = {}
     for node in source.all(ast.Assign):
         if any(
-            isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _counts(each.right)
+            (isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _counts(each.right))
+            or _mean_of_batches(source, each)
             for each in ast.walk(node.value)
         ):
             for target in node.targets:
@@ -127,6 +128,16 @@ def mean_of_means(source: Source) -> Found:
             and _averages(source, call, names)
         ):
             yield hit, "each rank divides by its own count, and the quotients are averaged"
+
+
+def _mean_of_batches(source: Source, node: ast.AST) -> bool:
+    """`torch.stack(means).mean()` in an evaluation, whose last batch is smaller as a rule."""
+    if not (isinstance(node, ast.Call) and last_name(node) == "mean" or name_of(node).endswith(".mean")):
+        return False
+    inner = {last_name(each) for each in ast.walk(node) if isinstance(each, ast.Call)}
+    own = source.function_of(node)
+    learns = own is None or source.reaches(own, frozenset({"backward"}))
+    return bool({"stack", "cat", "tensor"} & inner) and not learns
 
 
 def _counts(node: ast.AST) -> bool:
@@ -179,22 +190,3 @@ def same_augmentation(source: Source) -> Found:
             if draws:
                 yield draws[0], f"{seed} is the same on every rank (line {seeded[seed].lineno})"
                 return
-
-
-DRAWS = frozenset(
-    [
-        "rand",
-        "randn",
-        "randint",
-        "random",
-        "uniform",
-        "normal",
-        "choice",
-        "randperm",
-        "standard_normal",
-        "integers",
-        "gauss",
-        "bernoulli",
-        "permutation",
-    ]
-)

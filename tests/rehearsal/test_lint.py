@@ -73,6 +73,31 @@ if __name__ == "__main__":
     mp.spawn(run, args=(2,), nprocs=2)
 """
 
+ALONE = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x in rows(rank, dist.get_world_size()):
+        net(x).mean().backward()
+        optimizer.step()
+
+main()
+"""
+STACKED = """    @torch.no_grad()
+    def evaluate(self):
+        means = [self.net(x).mean() for x in self.loader]
+        mean = torch.stack(means).mean()
+        dist.all_reduce(mean)
+        return mean / dist.get_world_size()
+
+    def save(self)"""
+
 # ruff: noqa: E501  (a row a line reads better)
 # What is changed in which program; the fault that is then named, and a piece of the line it is named on.
 SPOILT = [
@@ -99,6 +124,13 @@ SPOILT = [
     (TRAINER, [("seen[0].item() / seen[1].item()", "mean"), ("dist.all_reduce(seen)", "mean = seen[0] / seen[1]\n            dist.all_reduce(mean)\n            mean /= dist.get_world_size()")], "mean-of-means", "mean = seen"),
     (TRAINER, [("def run(", 'p = argparse.ArgumentParser()\np.add_argument("--local_rank", type=int)\n\ndef run(')], "local-rank-argument", "--local_rank"),
     (TRAINER, [("self.net.module.state_dict()", "self.net.state_dict()"), ('torch.load("last.pt"))', 'torch.load("last.pt"), strict=False)')], "module-prefix", "strict=False"),
+    (TRAINER, [("            self.sampler.set_epoch(epoch)\n", "            self.sampler.set_epoch(epoch)\n            logging.info('epoch')\n"), ("class Net", "logging.basicConfig(level=20)\n\nclass Net")], "prints-by-every-rank", "basicConfig"),
+    (TRAINER, [("                loss = self.net(x).mean()\n                loss.backward()\n                seen", "                loss = self.net.module(x).mean()\n                loss.backward()\n                seen")], "drift", "self.net.module(x)"),
+    (TRAINER, [("                loss = self.net(x).mean()\n                loss.backward()\n                seen", "                with self.net.no_sync():\n                    loss = self.net(x).mean()\n                    loss.backward()\n                seen"), ("self.net = DDP(Net().cuda())", "self.net = DDP(Net().cuda())\n        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)")], "not-averaged", "with self.net.no_sync()"),
+    (ALONE, [], "not-averaged", "SGD(net.parameters()"),
+    (ALONE, [("seed(0)", "seed(rank)"), ("        optimizer.step()", "        for p in net.parameters():\n            dist.all_reduce(p.grad)\n        optimizer.step()")], "different-start", "manual_seed(rank)"),
+    (ALONE, [("net = torch", "net = DDP(torch"), ("4, 4)", "4, 4))"), ("    optimizer =", "    state = torch.load('last.pt')\n    first = state['epoch']\n    net.module.load_state_dict(state['net'])\n    optimizer =")], "inexact-resume", "load_state_dict"),
+    (TRAINER, [("dist.all_reduce(seen)", "self.evaluate()\n            dist.all_reduce(seen)"), ("    def save(self)", STACKED)], "mean-of-means", "torch.stack(means)"),
     (TRAINER, [("torch.nn.Linear(4, 4)", "torch.nn.BatchNorm1d(4)"), ("batch_size=32", "batch_size=2")], "local-batchnorm", "BatchNorm1d"),
     (TRAINER, [(", num_workers=2", ""), ("        return self.x[i]", "        time.sleep(0.01)\n        return self.x[i]")], "slow-loading", "sleep"),  # fmt: skip
 ]  # fmt: skip

@@ -13,10 +13,9 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from ddp_course.diagnose.drill import CHANNELS, HINTS, LEVELS, RANKS, Faults, drawn, happen
+from ddp_course.diagnose.drill import BLAMED, CHANNELS, HINTS, LEVELS, RANKS, Faults, drawn, happen
 
 POINTS = 5  # for each fault; a hint costs one
-BLAMED = {name: whose for channel in CHANNELS.values() for name, whose in channel.items()}
 
 
 def main(argv: list[str]) -> int:

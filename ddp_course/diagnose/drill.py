@@ -37,6 +37,8 @@ CHANNELS = {
     "weights": {"drift": True, "not-averaged": False},
     "time": {"straggler": True},
 }
+BLAMED = {name: whose for channel in CHANNELS.values() for name, whose in channel.items()}
+HIDDEN = {"same-rows", "not-averaged"}  # from the same rows all ranks have the same gradients, averaged or not
 # Level -> how many faults, and from which channels.
 LEVELS = {
     1: (1, ("end",)),
@@ -69,9 +71,12 @@ def drawn(level: int, seed: int) -> Faults:
         raise ValueError(f"there is no level {level}: levels are 1 to {max(LEVELS)}")
     choose = random.Random(f"{level}/{seed}")
     count, channels = LEVELS[level]
-    faults = [choose.choice(sorted(CHANNELS[channel])) for channel in sorted(choose.sample(sorted(channels), count))]
-    blamed = {name: whose for channel in CHANNELS.values() for name, whose in channel.items()}
-    return {fault: choose.randrange(RANKS) if blamed[fault] else None for fault in faults}
+    faults = set(HIDDEN)
+    while faults >= HIDDEN:
+        faults = {
+            choose.choice(sorted(CHANNELS[channel])) for channel in sorted(choose.sample(sorted(channels), count))
+        }
+    return {fault: choose.randrange(RANKS) if BLAMED[fault] else None for fault in sorted(faults)}
 
 
 def happen(level: int, seed: int, folder: Path) -> None:

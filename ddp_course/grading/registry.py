@@ -27,6 +27,7 @@ LESSONS = {
     "15": "15_reinforcement_learning",
     "16": "16_gpt2",
     "17": "17_beyond_ddp",
+    "18": "18_your_own_program",
 }
 
 

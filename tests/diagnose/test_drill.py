@@ -25,6 +25,7 @@ def test_faults_come_from_the_levels_channels_one_from_each_and_all_come():
             used = [channel for channel, names in CHANNELS.items() if faults.keys() & names]
             assert len(faults) == count == len(used) and set(used) <= set(channels)
             came |= faults.keys()
+            assert not faults.keys() >= {"same-rows", "not-averaged"}, "the first hides the second"
     assert came == {name for names in CHANNELS.values() for name in names}
     assert drawn(10, 3) == drawn(10, 3) and any(drawn(10, seed) != drawn(10, 3) for seed in range(9))
 

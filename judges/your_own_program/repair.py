@@ -1,0 +1,77 @@
+"""18.2 `repaired()`: are the four mistakes of a given program gone, also after it has been stopped and started again?
+
+The mistakes: a forward that goes past the replica, an optimizer that begins again, a mean of means, a file that all
+ranks write. Read `convert.py` first. Read next: `incident.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from random import Random
+
+import torch
+
+from ddp_course.grading.expect import exercise, once
+from ddp_course.grading.play import Round, Seen
+from judges.your_own_program.convert import error_slips, the_printed, the_weights, told, voices, weights, writers
+from judges.your_own_program.running import Case, act
+
+
+def rounds(rng: Random, folder: str) -> list[Round]:
+    """An epoch or two on two ranks, then the same program again on three, up to four epochs."""
+    first, seed = rng.choice((1, 2)), rng.randint(10, 99)
+    begun, again = Case(folder, first, seed), Case(folder, 4, seed, first)
+    return [Round(2, [("begun", begun)], init=False, fresh=True), Round(3, [("again", again)], init=False, fresh=True)]
+
+
+def _step_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
+    past = (
+        "this is what rank 0 learns from its own rows: a gradient is averaged by the backward of a forward through the "
+    )
+    yield past + "replica, outside of no_sync; look at each forward", weights(seen, of_rank=0)
+
+
+def _last_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
+    yield (
+        "the momentum begins again after the start; save and load the optimizer's state, too",
+        weights(seen, forgets_at=seen.case.first),
+    )
+    alone = "this is what rank 0 learns from its own rows; repair the training first"
+    yield alone, weights(seen, of_rank=0)
+
+
+REPAIR = exercise(
+    "18.2",
+    "Repair a program",
+    "repaired",
+    25,
+    act=act,
+    rounds=rounds,
+    within=tempfile.TemporaryDirectory,
+    checks={
+        "step": (
+            "two ranks train as one process does",
+            2,
+            the_weights("one process's weights", _step_slips,
+                        "the two micro-batches of all ranks together make one process's batch, and its mean gradient"),
+            "begun",
+        ),
+        "resume": (
+            "a run that was stopped and started again ends with the same weights",
+            2,
+            the_weights("the weights of a run that was never stopped", _last_slips,
+                        "everything that the next step depends on is saved, and loaded on every rank"),
+            "again",
+        ),
+        "error": (
+            "each test row counts the same",
+            1,
+            the_printed("error", lambda seen: [torch.cat(each).mean().item() for _, _, each in told(seen)],
+                        error_slips),
+            "begun again",
+        ),
+        "voice": ("one rank prints, a line for each epoch", 1, once(voices), "begun again"),
+        "writer": ("one rank saves", 1, writers("state.pt"), "begun again"),
+    },
+)  # fmt: skip

@@ -97,7 +97,7 @@ def _excerpt(logs: list[str]) -> str:
 
 INCIDENT = exercise(
     "18.3",
-    "Three faults in one job",
+    "Three faults in one job (stretch)",
     "faults_of",
     25,
     act=act,

@@ -1,5 +1,6 @@
 """exercises/ is what solutions/ generates, byte for byte, and a learner's answers are not overwritten."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def test_the_release_has_neither_solutions_nor_hidden_tests(lesson):
         inside = [part.partition("### END SOLUTION")[0] for part in answer.split("### BEGIN SOLUTION")[1:]]
         assert inside, exercise
         longest = max((line.strip() for part in inside for line in part.splitlines()), key=len)
-        assert longest.replace('"', '\\"') in source and longest.replace('"', '\\"') not in text, exercise
+        written = json.dumps(longest, ensure_ascii=False)[1:-1]
+        assert written in source and written not in text, exercise
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

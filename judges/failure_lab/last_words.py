@@ -54,7 +54,7 @@ PROGRAMS = {
             call(weights)
     """),
     "collective-shape": ("24", """
-        gradient = torch.ones(1000 + {detail} * (rank == bad))
+        gradient = torch.ones(50, 20 + {detail} * (rank == bad))
         dist.all_reduce(gradient)
     """),
     "unused-parameters": ("2", """

@@ -61,6 +61,13 @@ any timeout is a rank that never came | alike | what torch says of a lost peer o
         if "" in said:\n
 every mismatch is one of the order | collective-shape | in which aspects the collectives differ
     if len(set(ops)) > 1 else => if True else
+of a shape only the first number | collective-shape
+| the rank to look at is the one that runs something else than all the others
+    TensorShape=\[(.*?)\] => TensorShape=\[(\d+)
+the odd operation is the one that is no all_reduce | collective-order
+| the rank to look at is the one that runs something else than all the others
+    return name, min( => return name, next((rank for rank, op in enumerate(ops) if op != "ALLREDUCE"), None) if (
+            name == "collective-order") else min(
 unused parameters are not looked for | unused-parameters | one rank names parameters that got no gradient
     did not receive grad => did not receive a gradient
 a silent rank is not foreseen | skipped-collective | one says nothing

@@ -1,11 +1,13 @@
 """Each fault is put into a right program and is named on its line; the right programs are silent."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from ddp_course.rehearsal.finding import FAULTS
 from ddp_course.rehearsal.lint import RULES, lint
+from tests.rehearsal.strangers import scripts, verdict
 
 PROGRAM = (Path(__file__).parents[2] / "programs" / "ddp.py").read_text()
 SET_EPOCH = "        sampler.set_epoch(epoch)  # 3: another order in each epoch\n"
@@ -190,3 +192,9 @@ def test_every_rule_has_words_and_every_line_fits():
             program = program.replace(old, new)
         shown = [line for each in lint(program) for line in each.show("train.py").splitlines()]
         assert len(shown) >= 3 and max(map(len, shown)) <= 100
+
+
+def test_of_strangers_scripts_no_right_one_is_blamed_and_most_faults_show_in_the_text():
+    found = Counter(verdict(script, lint(script["text"])) for script in scripts() if script["in_text"])
+    assert found["false alarm"] == 0 and found["left alone"] == 14
+    assert found["named"] + found["named elsewhere"] >= 29 and found["missed"] <= 6

@@ -1,0 +1,63 @@
+"""What do `lint` and `rehearse` find in scripts whose writers had seen neither?
+
+    python -m tests.rehearsal.strangers                  # lint and rehearse them all: about 25 minutes
+    python -m tests.rehearsal.strangers padded slow      # those with such words in their names
+
+`strangers.jsonl` has a script a line: its text, its arguments, and the fault that its writer put in, with the line that
+a reviewer would point at. README.md has the table that this prints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.lint import lint
+from ddp_course.rehearsal.rehearse import rehearse
+
+NEAR = 3  # lines
+
+
+def scripts() -> list[dict]:
+    return [json.loads(line) for line in Path(__file__).with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def rehearsed(script: dict) -> list[Finding]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, script["name"])
+        path.write_text(script["text"], encoding="utf-8")
+        return rehearse(path, script["arguments"], wait_s=20).findings
+
+
+def verdict(script: dict, findings: Iterable[Finding]) -> str:
+    """Say whether the fault was named, and where; of a right script, whether it was left alone."""
+    wanted = {each["fault"]: each["line"] for each in script["faults"]}
+    named = [each for each in findings if each.fault in wanted]
+    if not wanted:
+        return "false alarm" if any(not each.note for each in findings) else "left alone"
+    if not named:
+        return "missed"
+    return "named" if abs(named[0].line - wanted[named[0].fault]) <= NEAR else "named elsewhere"
+
+
+def main(words: list[str]) -> None:
+    told: dict[str, Counter] = {"lint": Counter(), "rehearse": Counter()}
+    for script in scripts():
+        if words and not any(word in script["name"] for word in words):
+            continue
+        found = {}
+        for tool, look, meant in (("lint", lambda s: lint(s["text"]), "in_text"), ("rehearse", rehearsed, "in_run")):
+            found[tool] = verdict(script, look(script)) if script[meant] else "not its matter"
+            told[tool][found[tool]] += 1
+        print(f"{script['name']:44} lint: {found['lint']:16} rehearse: {found['rehearse']}", flush=True)
+    for tool, counts in told.items():
+        print(f"{tool}: {dict(counts)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

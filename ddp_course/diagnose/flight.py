@@ -40,13 +40,30 @@ class Behind:
     evidence: str
 
 
-def load(path: Path) -> Dump | None:
-    """Read a dump; None if the file is something else."""
+def name_groups(folder: Path, prefix: str) -> None:
+    """Write into gloo's dumps which ranks a group has, so that `torchfrtrace` can read them.
+
+    NCCL's dumps have a table of the groups by their names. Gloo's has one entry without a name; its members are right.
+    """
+    for path in folder.glob(f"{prefix}*"):
+        found = _plain(path)
+        members = found["pg_config"].pop("", None)
+        for name, desc in {tuple(entry["process_group"]) for entry in found["entries"]} if members else ():
+            found["pg_config"][name] = {**members, "name": name, "desc": desc}
+        path.write_bytes(pickle.dumps(found))
+
+
+def _plain(path: Path) -> Any:
     with path.open("rb") as file:
         start = file.read(1)
         data = start + file.read(MOST_BYTES) if start in (b"\x80", b"{") else b""
+    return _PlainOnly(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+
+
+def load(path: Path) -> Dump | None:
+    """Read a dump; None if the file is something else."""
     try:
-        found = _PlainOnly(io.BytesIO(data)).load() if data[:1] == b"\x80" else json.loads(data)
+        found = _plain(path)
     except Exception:  # any bytes may be offered as a pickle, and fail in any way
         return None
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):

@@ -99,6 +99,8 @@ def rehearse(
 
 def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str) -> Rehearsal:
     lines = {each.fault: each.line for each in reversed(by_text)}
+    if "drift" in lines:  # a forward past the replica is both
+        lines.setdefault("not-averaged", lines["drift"])
     seen = [replace(each, line=lines.get(each.fault, each.line))  # the text's line is the cause's
             for each in answers.values() if isinstance(each, Finding)]  # fmt: skip
     named = {each.fault for each in seen}

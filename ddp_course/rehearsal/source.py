@@ -131,7 +131,7 @@ class Source:
 
     def one_rank_only(self, node: ast.AST, seen: frozenset = frozenset()) -> bool:
         """Whether a test lets only some ranks come here: around it, before it, or around every call of its function."""
-        if any(self._kept_by(test, node) for test in self._tests_above(node)) or self._left_before(node):
+        if self.guarded(node):
             return True
         function = self.function_of(node)
         if function is None or function in seen:
@@ -141,6 +141,10 @@ class Source:
             return True
         callers = self.callers(function)
         return bool(callers) and all(self.one_rank_only(call, seen | {function}) for call in callers)
+
+    def guarded(self, node: ast.AST) -> bool:
+        """Whether the test stands in the same function."""
+        return any(self._kept_by(test, node) for test in self._tests_above(node)) or self._left_before(node)
 
     def _tests_above(self, node: ast.AST) -> Iterator[ast.AST]:
         for each in self.above(node):

@@ -99,7 +99,12 @@ def collective_under_rank_0(source: Source) -> Found:
         ):
             continue
         if keyword(call, "group") is None and source.one_rank_only(call) and not _also_elsewhere(source, call):
-            yield call, f"{last_name(call)} stands where only some ranks come"
+            where, depth = call, 0
+            while not source.guarded(where) and depth < 5:
+                callers = source.callers(source.function_of(where)) if source.function_of(where) else []
+                where, depth = next(iter(callers), where), depth + 1
+            behind = "" if where is call else f": line {call.lineno} is reached from here"
+            yield where, f"{last_name(call)} stands where only some ranks come{behind}"
 
 
 def _imported(source: Source) -> set[str]:

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ddp_course.grading.places import course_root
+from ddp_course.grading.places import learners_root
 from ddp_course.grading.terminal import check_notebook, chosen_exercises, notebook_of
 
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         lesson, dot, number = args.exercise.partition(".")
         what = f"{lesson:0>2}{dot}{number}"  # "3" is lesson 03
         exercises = chosen_exercises(what)
-        path = args.notebook or notebook_of(what, course_root())
+        path = args.notebook or notebook_of(what, learners_root())
         points = check_notebook(path, exercises, args.seed)
     except (ValueError, RuntimeError) as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,9 @@
-"""How is JupyterLab opened on the first lesson? `ddp-course lab`: with the kernel and commands of this environment."""
+"""How is JupyterLab opened on the first lesson? `ddp-course lab`: on the learner's copy, with this environment's kernel.
+
+ddp-course lab                      # the copy is work/ in the checkout
+ddp-course lab --folder ~/ddp       # or wherever it should be
+ddp-course lab --port 9000 --no-browser
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,9 @@ import os
 import sys
 from pathlib import Path
 
+from ddp_course.commands.workspace import bring
+from ddp_course.grading.places import WORK
+
 COURSE = Path(__file__).resolve().parents[2]
 FIRST_LESSON = Path("notebooks", "00_start_here.ipynb")
 
@@ -16,23 +24,32 @@ def main(argv: list[str]) -> int:
     """Become JupyterLab. It prints its address with the token, and Ctrl-C reaches it directly."""
     parser = argparse.ArgumentParser(prog="ddp-course lab", description="Open JupyterLab on the first lesson.")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--folder", type=Path, help="your copy of lessons and exercises (work/ in the checkout)")
+    parser.add_argument("--port", type=int, help="the port, if it must be a certain one (Jupyter chooses)")
     options = parser.parse_args(argv)
     course = next((folder for folder in (Path.cwd(), COURSE) if (folder / FIRST_LESSON).exists()), None)
     if course is None:
         return fail(f"there is no {FIRST_LESSON} here or in {COURSE}; run this in a checkout of the course")
     if importlib.util.find_spec("jupyterlab") is None:
         return fail("JupyterLab is not installed; run `make env`, or pip install 'ddp-course[course]'")
-    os.chdir(course)  # served whole: lessons and exercises
+    work = (options.folder or course / WORK).expanduser().resolve()
+    try:
+        for sentence in bring(course, work):
+            print(sentence)
+    except OSError as error:
+        return fail(f"{work} cannot be written ({error.strerror}); give another folder: ddp-course lab --folder FOLDER")
+    os.chdir(work)  # served whole: lessons and exercises, and no solutions
     # What a terminal in JupyterLab should find: this environment's ddp-course and torchrun.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.stdout.flush()
-    os.execv(sys.executable, lab_command(options.no_browser, as_root=os.geteuid() == 0))
+    os.execv(sys.executable, lab_command(options.no_browser, os.geteuid() == 0, options.port))
 
 
-def lab_command(no_browser: bool, as_root: bool) -> list[str]:
+def lab_command(no_browser: bool, as_root: bool, port: int | None = None) -> list[str]:
     """Return the command line: loopback only, with the token that Jupyter makes up."""
     command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--log-level=ERROR"]
     command.append(f"--LabApp.default_url=/lab/tree/{FIRST_LESSON.as_posix()}")
+    command += [f"--port={port}", "--ServerApp.port_retries=0"] if port else []
     return command + ["--no-browser"] * no_browser + ["--allow-root"] * as_root
 
 

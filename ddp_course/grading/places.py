@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+WORK = "work"  # the learner's copy, in the course's folder
+
 
 def course_root() -> Path:
     """Return the course's folder: the working folder or one above it that has exercises/, else the package's own.
@@ -19,6 +21,16 @@ def course_root() -> Path:
         if (folder / "exercises").is_dir() or (folder / "solutions").is_dir():
             return folder
     raise RuntimeError("no folder exercises/ here or above; go to the course's folder (the one with exercises/ in it)")
+
+
+def learners_root() -> Path:
+    """Return the folder whose exercises a learner works on: their copy, if there is one, else the course's.
+
+    Raises:
+        RuntimeError: as `course_root`.
+    """
+    root = course_root()
+    return root / WORK if (root / WORK / "exercises").is_dir() else root
 
 
 def need_nbgrader() -> None:

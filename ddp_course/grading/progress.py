@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddp_course.grading import journal
 from ddp_course.grading.exercise import Exercise
-from ddp_course.grading.places import course_root
+from ddp_course.grading.places import learners_root
 from ddp_course.grading.registry import LESSONS, exercises_of
 
 FILE = ".progress.jsonl"
@@ -41,7 +41,7 @@ def progress_file() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    return course_root() / FILE
+    return learners_root() / FILE
 
 
 def note_points(exercise: Exercise, points: int) -> str:

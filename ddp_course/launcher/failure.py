@@ -39,7 +39,7 @@ class Failure:
     @property
     def lost_peer(self) -> bool:
         """Whether it is what a rank sees of another that has gone."""
-        return any(sign in self.message for sign in _LOST)
+        return self.talking and any(sign in self.message for sign in _LOST)
 
 
 def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
@@ -50,7 +50,7 @@ def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
         rank=rank,
         error_type=type(error).__name__,
         message=_text(error),
-        story="\n".join([*_own_frames(shown.stack), *_causes(error), summary]),
+        story="\n".join([*_own_frames(shown.stack), *_lost_worker(error, shown.stack), *_causes(error), summary]),
         traceback="".join(shown.format()),
         talking=is_talking(error),
         line=own_line(shown.stack),
@@ -71,6 +71,13 @@ def _own_frames(stack: traceback.StackSummary) -> list[str]:
     if last and "site-packages" in last.filename:
         lines.append(f"  raised inside {last.filename.partition('site-packages/')[2]}, {last.name}")
     return lines
+
+
+def _lost_worker(error: BaseException, stack: traceback.StackSummary) -> list[str]:
+    """A DataLoader that loses a worker while it reads says no more than that a connection is gone."""
+    if isinstance(error, ConnectionError | EOFError) and any("torch/utils/data/" in frame.filename for frame in stack):
+        return ["  a DataLoader worker of this rank has died: killed for its memory, or by a full /dev/shm?"]
+    return []
 
 
 def _causes(error: BaseException) -> list[str]:

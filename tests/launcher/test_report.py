@@ -291,3 +291,14 @@ def test_endless_output_is_cut_and_the_rest_counted(tmp_path, capsys):
 def write(folder, number, text):
     with (folder / f"rank{number}.out").open("ab") as file:
         file.write(text if isinstance(text, bytes) else text.encode())
+
+
+def test_a_loader_that_loses_its_worker_is_no_lost_peer():
+    text = "def read():\n    raise ConnectionResetError(104, 'Connection reset by peer')\n"
+    scope = {}
+    exec(compile(text, "/lib/site-packages/torch/utils/data/dataloader.py", "exec"), scope)
+    with pytest.raises(ConnectionResetError) as raised:
+        scope["read"]()
+    failure = describe(raised.value, 0)
+    assert "a DataLoader worker of this rank has died" in failure.story and not failure.lost_peer
+    assert "DataLoader" not in describe(ConnectionResetError("Connection reset by peer"), 0).story

@@ -1,4 +1,4 @@
-"""How is JupyterLab opened on the first lesson? `ddp-course lab`: on the learner's copy, with this environment's kernel.
+"""How is JupyterLab opened? `ddp-course lab`: on a learner's copy, at the first lesson, with this environment's kernel.
 
 ddp-course lab                      # the copy is work/ in the checkout
 ddp-course lab --folder ~/ddp       # or wherever it should be
@@ -13,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from ddp_course.commands.workspace import bring
 from ddp_course.grading.places import WORK
+from ddp_course.grading.workspace import GIVEN, bring
 
 COURSE = Path(__file__).resolve().parents[2]
 FIRST_LESSON = Path("notebooks", "00_start_here.ipynb")
@@ -27,12 +27,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, help="your copy of lessons and exercises (work/ in the checkout)")
     parser.add_argument("--port", type=int, help="the port, if it must be a certain one (Jupyter chooses)")
     options = parser.parse_args(argv)
-    course = next((folder for folder in (Path.cwd(), COURSE) if (folder / FIRST_LESSON).exists()), None)
+    here = Path.cwd()
+    is_copy = (here / GIVEN).exists()
+    course = next((each for each in (COURSE if is_copy else here, COURSE) if (each / FIRST_LESSON).exists()), None)
     if course is None:
         return fail(f"there is no {FIRST_LESSON} here or in {COURSE}; run this in a checkout of the course")
     if importlib.util.find_spec("jupyterlab") is None:
         return fail("JupyterLab is not installed; run `make env`, or pip install 'ddp-course[course]'")
-    work = (options.folder or course / WORK).expanduser().resolve()
+    work = (options.folder or (here if is_copy else course / WORK)).expanduser().resolve()
     try:
         for sentence in bring(course, work):
             print(sentence)

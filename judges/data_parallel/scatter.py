@@ -46,6 +46,8 @@ class Case:
             # As long as there are rows, but no tensors.
             plain = {"names": [f"row {n}" for n in range(self.rows)], "array": np.arange(self.rows), "tag": TAG}
             return (x, {"scale": 0.5, "name": "train", "none": None, **plain})
+        if self.kind == "first":
+            return {"name": "train", "x": x}
         return x
 
     def chunks(self) -> list:
@@ -72,7 +74,14 @@ def as_text(chunks: list) -> dict[str, list]:
 def rounds(rng: Random) -> list[Round]:
     """Even and uneven batches, fewer rows than devices, nested structures, and things that are no tensors."""
     n = rng.choice((3, 4))
-    rows = {"tensor": 2 * n, "uneven": 2 * n + 1 + rng.randrange(n - 2), "few": n - 1, "nested": 3 * n, "kept": 2 * n}
+    rows = {
+        "tensor": 2 * n,
+        "uneven": 2 * n + 1 + rng.randrange(n - 2),
+        "few": n - 1,
+        "nested": 3 * n,
+        "kept": 2 * n,
+        "first": n - 1,
+    }
     return [Round(1, [(kind, Case(kind, count, n)) for kind, count in rows.items()], (Exception,), init=False)]
 
 
@@ -85,6 +94,7 @@ def chunked(seen: Seen) -> Fault | None:
         cause = {
             "nested": "a tuple, a list or a dictionary has no rows itself; go into it, and cut what is inside",
             "kept": "numbers, text and None are not cut; every chunk gets them as they are",
+            "first": "there are as many chunks as the tensors have pieces, which may be fewer than devices",
         }
         return Fault(expected, report=seen["story"], cause=cause.get(case.kind, ""))
     if seen["chunks"] == right["chunks"]:
@@ -92,7 +102,7 @@ def chunked(seen: Seen) -> Fault | None:
         return first_mistake("the batch's own objects in every chunk", {cause: seen["copied"] and "a copy of one"})
     if rows is None:
         return Fault(expected, "no list", cause="return a list with one chunk for each device that gets rows")
-    plain, total = case.kind not in ("nested", "kept"), sum(count or 0 for count in rows)
+    plain, total = case.kind not in ("nested", "kept", "first"), sum(count or 0 for count in rows)
     causes = {
         "a device without rows gets no chunk: return fewer chunks than devices": plain and 0 in rows,
         "rows are lost: the size of a chunk is rows / devices, rounded up": plain and total < case.rows,
@@ -100,6 +110,7 @@ def chunked(seen: Seen) -> Fault | None:
         "all chunks but the last have rows / devices rows, rounded up": plain and total == case.rows,
         "cut each tensor along its first dimension, one chunk after the other": plain,
         "what is no tensor belongs to every chunk, unchanged": case.kind == "kept" and rows == sizes,
+        "there are as many chunks as the tensors have pieces, fewer than devices here": case.kind == "first",
         "one structure for each device: the outer list is of chunks, not of the batch's parts": len(rows) != len(sizes),
         "each chunk has the structure of the batch: dictionaries, tuples and lists stay what they are": True,
     }
@@ -121,7 +132,7 @@ SCATTER = exercise(
     checks={
         "tensor": ("one tensor, rows that divide evenly", 1, chunked, "tensor"),
         "uneven": ("rows that do not divide evenly", 1, chunked, "uneven"),
-        "few": ("fewer rows than devices", 1, chunked, "few"),
+        "few": ("fewer rows than devices", 1, chunked, "few first"),
         "nested": ("tensors inside dictionaries, tuples and lists", 1, chunked, "nested"),
         "kept": ("what is no tensor is kept", 1, chunked, "kept"),
     },

@@ -13,12 +13,13 @@ from unittest import mock
 
 import torch
 
+from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import Expect, exercise, first_mistake
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
-MEET_S = 1.0  # how long a replica waits for the others
+MEET_S = 4.0  # how long a replica waits for the others
 WORK_S = 0.03  # so that a caller which does not wait for its threads shows it
 
 
@@ -59,6 +60,8 @@ def replicas_of(kind: str, count: int) -> list[Replica]:
         return [Replica(lambda x: x * 2, WORK_S * (count - place)) for place in range(count)]
     if kind == "error":  # replica 1 fails while the last one is still at work
         return [Replica(lambda x: x * 2), Replica(fails), *(Replica(lambda x: x, 0.4) for _ in range(count - 2))]
+    if kind == "returned":
+        return [Replica(lambda x: ShardLost("a result, and no accident")) for _ in range(count)]
     forward = {"together": meets, "arguments": lambda x, y: x + y}.get(kind, lambda x: torch.is_grad_enabled())
     return [Replica(forward) for _ in range(count)]
 
@@ -83,8 +86,9 @@ def act(function, case: tuple[str, list], rank: int, world_size: int) -> Note:
 def rounds(rng: Random) -> list[Round]:
     """Several replicas: order, being at once, arguments, errors, and the mode of autograd."""
     one = [(float(value),) for value in rng.sample(range(1, 50), rng.choice((3, 4)))]
-    cases = {"arguments": [(1.0, 10.0), (2, 20)]}
-    kinds = ("order", "together", "arguments", "error", "on", "off")
+    many = [(float(value),) for value in rng.sample(range(1, 50), 40)]  # more than a pool has threads by itself
+    cases = {"arguments": [(1.0, 10.0), (2, 20)], "together": many}
+    kinds = ("order", "together", "arguments", "error", "returned", "on", "off")
     return [Round(1, [(kind, (kind, cases.get(kind, one))) for kind in kinds], (Exception,), init=False)]
 
 
@@ -94,7 +98,9 @@ def results(in_order: bool) -> Expect:
     def expect(seen: Seen) -> Fault | None:
         kind, given = seen.case
         right, found = [sum(args) if kind == "arguments" else 2 * args[0] for args in given], seen["value"]
-        expected, is_list, these = f"{right}, in the order of the replicas", isinstance(found, list), repr(found)
+        shown = right if len(right) < 9 else f"{short(right)}, {len(right)} results"
+        expected, is_list = f"{shown}, in the order of the replicas", isinstance(found, list)
+        these = short(found)
         if seen["story"]:
             return Fault(expected, report=seen["story"], cause="call replicas[i](*inputs[i]): each input is a tuple")
         permuted = is_list and sorted(map(str, found)) == sorted(map(str, right))
@@ -114,7 +120,10 @@ def results(in_order: bool) -> Expect:
 
 
 def error(seen: Seen) -> Fault | None:
-    """The replica's error comes out, when all threads have ended."""
+    """The replica's error comes out, when all threads have ended; one that it returns is a result."""
+    if seen.case[0] == "returned":
+        cause = "an error that a replica returns is its result; keep the errors that are raised in a place of their own"
+        return first_mistake("a list of what the replicas returned", {cause: seen["lost"] and "ShardLost, raised"})
     expected = "the error of replica 1, raised by parallel_apply: ShardLost: replica 1 lost its shard"
     if seen["story"]:
         return Fault(expected, report=seen["story"], cause="raise the replica's own error again, not another one")
@@ -149,7 +158,7 @@ THREADS = exercise(
         "order": ("results in the order of the replicas", 1, results(in_order=True), "order"),
         "together": ("all replicas at the same time", 2, results(in_order=False), "together"),
         "arguments": ("each replica with its own arguments", 1, results(in_order=False), "arguments"),
-        "error": ("an error in a thread is raised again", 1, error, "error"),
+        "error": ("an error in a thread is raised again", 1, error, "error returned"),
         "gradients": ("autograd is on or off as in the caller", 1, mode, "on off"),
     },
     refused=("torch.nn.parallel.parallel_apply.parallel_apply", "ddp_course.parallel.data_parallel.parallel_apply"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 from ddp_course.grading import fences
@@ -34,6 +35,13 @@ def rounds(rng: Random, folder: str) -> list[Round]:
         cases = [(name, Case(values, size, f"{folder}/{name}{size}")) for size in sizes]
         chosen.append(Round(world_size, cases))
     return chosen
+
+
+def with_fractions(rng: Random, folder: str) -> list[Round]:
+    """The same; the values of the second round are no whole numbers."""
+    two, shapes = rounds(rng, folder)
+    cases = [(name, replace(case, values=[value + 0.5 for value in case.values])) for name, case in shapes.cases]
+    return [two, Round(shapes.world_size, cases)]
 
 
 def _slips(seen: Seen) -> Iterator[tuple[str, int]]:
@@ -98,7 +106,7 @@ FROM_LEADER = exercise(
     "from_leader",
     10,
     act=act,
-    rounds=rounds,
+    rounds=with_fractions,
     within=tempfile.TemporaryDirectory,
     checks={
         "nodes": ("each rank has its leader's value", 1, leaders_value, "two"),

@@ -51,16 +51,28 @@ flattened and put together again
 SCATTER_WRONG = r"""
 as even as possible | uneven few | all chunks but the last have rows / devices rows, rounded up
     batch.chunk(n) => batch.tensor_split(n)
-tensors only | nested kept | a tuple, a list or a dictionary has no rows itself
+tensors only | few nested kept | a tuple, a list or a dictionary has no rows itself
     def scatter(batch, n):
         return list(batch.chunk(n))
 the rest is lost | uneven few | rows are lost
     list(batch.chunk(n)) => [batch[i * (len(batch) // n):(i + 1) * (len(batch) // n)] for i in range(n)]
 dealt out like cards | tensor uneven few nested kept | chunk 0 has the first rows, chunk 1 the next
     list(batch.chunk(n)) => [batch[i::n] for i in range(n)]
+as many chunks as the first thing has pieces | few | as many chunks as the tensors have pieces
+    def scatter(batch, n):
+        if isinstance(batch, torch.Tensor):
+            return list(batch.chunk(n))
+        if isinstance(batch, dict):
+            parts = {key: scatter(value, n) for key, value in batch.items()}
+            count = len(next(iter(parts.values())))
+            return [{key: parts[key][i] for key in parts} for i in range(count)]
+        if isinstance(batch, (list, tuple)):
+            parts = [scatter(value, n) for value in batch]
+            return [type(batch)(part[i] for part in parts) for i in range(len(parts[0]))]
+        return [batch] * n
 tuples become lists | nested kept | dictionaries, tuples and lists stay what they are
     type(batch)(column => list(column
-cuts the structure, not its tensors | nested kept | one structure for each device
+cuts the structure, not its tensors | few nested kept | one structure for each device
     def scatter(batch, n):
         size = -(-len(batch) // n)
         batch = batch if torch.is_tensor(batch) else list(batch)
@@ -111,6 +123,23 @@ an executor
 """
 
 THREADS_WRONG = r"""
+a pool of its usual size | together | start a thread for each replica
+    from concurrent.futures import ThreadPoolExecutor
+
+    def parallel_apply(replicas, inputs):
+        mode = torch.is_grad_enabled()
+
+        def call(replica, args):
+            with torch.set_grad_enabled(mode):
+                return replica(*args)
+
+        with ThreadPoolExecutor(4) as pool:
+            futures = [pool.submit(call, *pair) for pair in zip(replicas, inputs)]
+            return [future.result() for future in futures]
+a returned error is taken for a raised one | error | an error that a replica returns is its result
+    errors.append(error) => results[i] = error
+    if errors: => errors = [result for result in results if isinstance(result, Exception)]
+        if errors:
 one after the other | together | start a thread for each replica
     def parallel_apply(replicas, inputs):
         return [r(*args) for r, args in zip(replicas, inputs)]

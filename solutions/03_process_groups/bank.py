@@ -338,6 +338,9 @@ group_src
 """
 
 LEADER_WRONG = r"""
+the fraction is cut off | shapes | the leader is the first rank of the node
+    torch.tensor(value) => torch.tensor(int(value))
+    return total.item() => return int(total.item())
 src is always rank 0 | all | src is a rank of the whole job
     src=leader => src=0
 every rank names itself | all | they name different ones as src | 3

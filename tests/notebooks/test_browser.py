@@ -136,11 +136,12 @@ def test_lesson_00_runs_through_the_interface(browser_path, copy):
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         title = page.locator(".jp-Notebook h1").first.inner_text()
         try:
-            cells = run_all(page, copy / LESSON)
+            cells = run_all(page, copy / "work" / LESSON)
         finally:
             page.screenshot(path=copy / "lesson.png")  # pytest keeps the folders of its last runs
         browser.close()
     assert title.strip("¶ ")
+    assert code_cells(copy / LESSON) == stored, "the checkout is as it was"
     assert [cell for cell in cells if is_unexpected_failure(cell)] == []
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     # What a cell shows is compared by nbval; here, that each shows as many kinds of thing in the interface.

@@ -4,7 +4,7 @@ So running a lesson changes nothing in the checkout, and `git pull` is never in 
 prediction is worth little with the answer below it. What a learner has edited is never overwritten: a newer version of
 it comes as another file beside it. A notebook counts as edited if the text of its cells is; outputs don't matter.
 
-Read next: `lab.py`, which opens it.
+Read next: `commands/lab.py`, which opens it.
 """
 
 from __future__ import annotations

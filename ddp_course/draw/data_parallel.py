@@ -44,8 +44,8 @@ def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: floa
     agrees = abs(mean - whole) <= 1e-12
     verdict = "the batch's gradient" if agrees else f"not the batch's gradient: {mean - whole:+.5f}"
     box(ax, left, 0.33, span, 0.42, f"{mean:.5f}: {verdict}", ink=INK if agrees else ALARM, bold=True)
-    how = "weighted by rows" if weighted else "unweighted"
-    finding(ax, f"The {how} mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
+    how = "Weighted by rows" if weighted else "With equal weights"
+    finding(ax, f"{how}, the mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
     return figure
 
 

@@ -8,9 +8,11 @@ Read next: `checks.py`, which turns facts into verdicts.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+MOST_LETTERS = 100  # of a line: a notebook's output is not much wider
 MARK = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
 
@@ -36,12 +38,24 @@ def table(verdicts: Iterable[Verdict]) -> str:
     """Return a line for each verdict, each cure below what it cures, and the sum of it all."""
     verdicts, lines = list(verdicts), []
     for verdict in verdicts:
-        lines.append(f"{MARK[verdict.state]:8} {verdict.name:16} {verdict.found}")
+        lines += _folded(f"{MARK[verdict.state]:8} {verdict.name:16} ", verdict.found)
         if verdict.cure:
-            lines.append(f"{'':25} -> {verdict.cure}")
+            lines += _folded(f"{'':25} -> ", verdict.cure)
     count = {state: sum(verdict.state == state for verdict in verdicts) for state in MARK}
     lines.append(f"\n{len(verdicts)} checks: {count['problem']} problems, {count['warning']} warnings")
     return "\n".join(lines)
+
+
+def _folded(head: str, text: str) -> list[str]:
+    """`text` after `head`, folded so that no line runs off a page; words, paths and commands stay whole."""
+    return textwrap.wrap(
+        text,
+        MOST_LETTERS,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [head.rstrip()]
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.style import DPI, FAINT, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH
+from ddp_course.draw.style import DPI, FAINT, HEADING, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH
 
 
 def page(height: float) -> Figure:
@@ -37,6 +37,11 @@ def name_axes(ax: Axes, across: str = "", up: str = "") -> None:
         ax.set_xlabel(across, color=MUTED, fontsize=LABEL)
     if up:
         ax.set_ylabel(up, color=MUTED, fontsize=LABEL)
+
+
+def headline(ax: Axes, text: str) -> None:
+    """Write above plotted numbers what they show, in one line."""
+    ax.set_title(text, loc="left", fontsize=HEADING, color=INK, weight="bold")
 
 
 def note(ax: Axes, x: float, y: float, text: str) -> None:

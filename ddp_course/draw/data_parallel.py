@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import chart, legend, legend_beside, name_axes
-from ddp_course.draw.shapes import arrow, box, canvas, label
-from ddp_course.draw.style import ALARM, INK, LINE, MUTED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.charts import chart, headline, legend, legend_beside, name_axes
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
+from ddp_course.draw.style import ALARM, INK, LINE, MUTED, SMALL, WIDTH, rank_colour, tint
 
 
 def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: float, *, weighted: bool = True) -> Figure:
@@ -43,6 +44,8 @@ def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: floa
     agrees = abs(mean - whole) <= 1e-12
     verdict = "the batch's gradient" if agrees else f"not the batch's gradient: {mean - whole:+.5f}"
     box(ax, left, 0.33, span, 0.42, f"{mean:.5f}: {verdict}", ink=INK if agrees else ALARM, bold=True)
+    how = "Weighted by rows" if weighted else "With equal weights"
+    finding(ax, f"{how}, the mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
     return figure
 
 
@@ -62,11 +65,13 @@ def gradient_noise(batch_sizes: Sequence[int], noise: Sequence[float]) -> Figure
     ax.set_yticks(inside, [f"{level:g}" for level in inside])
     ax.minorticks_off()
     name_axes(ax, "rows in a batch", "noise / length of the gradient")
+    times, less = batch_sizes[-1] / batch_sizes[0], noise[0] / noise[-1]
+    headline(ax, f"{times:.0f} times the rows, and the noise of the gradient falls only to 1/{less:.0f}")
     legend(ax)
     return figure
 
 
-def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str = "epoch") -> Figure:
+def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str = "epoch", *, title: str = "") -> Figure:
     """The losses of several runs after each `unit`, and as a dashed line the loss that guessing would have."""
     figure, ax = chart(3.5)
     ax.axhline(start, color=MUTED, linestyle="--", linewidth=1.2, label="guessing")
@@ -74,6 +79,7 @@ def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str =
         points, colour = range(1, len(losses) + 1), rank_colour(place)
         ax.plot(points, losses, "o-", color=colour, linewidth=1.8, markersize=4, label=name)
     name_axes(ax, unit, "training loss")
+    headline(ax, title)
     legend_beside(ax)  # curves go everywhere
     return figure
 
@@ -96,7 +102,11 @@ def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Fig
     _without_master(ax, half + 0.2, base, half - 0.3, replicas)
     for place, entry in enumerate(entries):
         label(ax, 0.15, base - 0.2 - 0.24 * place, entry, size=SMALL, align="left")
-    label(ax, half + 0.25, base - 0.2, f"each rank gives gradients: {_size(rank_bytes)}", size=SMALL, align="left")
+    label(
+        ax, half + 0.25, base - 0.2, f"each rank contributes gradients: {_size(rank_bytes)}", size=SMALL, align="left"
+    )
+    through = _size(sum(traffic.values()))
+    finding(ax, f"{through} pass through the master in a step; a DDP rank contributes {_size(rank_bytes)}")
     return figure
 
 
@@ -126,19 +136,55 @@ def _without_master(ax: Axes, left: float, base: float, wide: float, replicas: i
     box(ax, left + 0.08, base + 0.2, wide - 0.16, 0.42, "all_reduce of the gradients", size=SMALL)
 
 
-def quantities(values: Mapping[str, float], unit: str) -> Figure:
+def quantities(values: Mapping[str, float], unit: str, title: str = "") -> Figure:
     """Numbers as horizontal bars from top to bottom, each with its name on the left, its value and unit at its end."""
     row = 0.4
     height = row * len(values) + 0.15
     figure, ax = canvas(height)
+    if title:
+        finding(ax, title)
     left, longest = 2.9, max(values.values())
     for place, (name, value) in enumerate(values.items()):
         y = height - 0.075 - row * (place + 1)
         width = (WIDTH - left - 1.4) * value / longest
-        ax.barh(y + row / 2, width, 0.26, left=left, color=rank_colour(place))
+        _bar(ax, left, y + row / 2, width, 0.26, rank_colour(place))
         label(ax, left - 0.12, y + row / 2, name, align="right")
         label(ax, left + width + 0.1, y + row / 2, f"{value:.3g} {unit}", size=SMALL, align="left")
     return figure
+
+
+def stacked(bars: Mapping[str, Mapping[str, float]], unit: str, title: str) -> Figure:
+    """Horizontal bars, each stacked from the same parts; every part with its number, every bar with its sum.
+
+    Args:
+        bars: by bar, the size of each part; all bars have the same parts.
+    """
+    parts = list(next(iter(bars.values())))
+    row, left = 0.62, 1.7
+    figure, ax = canvas(row * len(bars) + 0.3 * ((len(parts) + 1) // 2) + 0.25)
+    finding(ax, title)
+    height = ax.get_ylim()[1]
+    scale = (WIDTH - left - 1.0) / max(sum(sizes.values()) for sizes in bars.values())
+    for place, (name, sizes) in enumerate(bars.items()):
+        y, x = height - row * (place + 0.5), left
+        label(ax, left - 0.12, y, name, align="right")
+        for index, size in enumerate(sizes.values()):
+            _bar(ax, x, y, size * scale, 0.42, tint(rank_colour(index), 0.55))
+            if size * scale > 0.42:
+                label(ax, x + size * scale / 2, y, f"{size:.3g}", size=SMALL)
+            x += size * scale
+        label(ax, x + 0.1, y, f"{sum(sizes.values()):.3g} {unit}", size=SMALL, align="left", bold=True)
+    for index, part in enumerate(parts):
+        x, y = 0.4 + 3.4 * (index % 2), 0.3 * ((len(parts) + 1) // 2 - index // 2) - 0.05
+        _bar(ax, x, y, 0.2, 0.16, tint(rank_colour(index), 0.55))
+        numbers = " and ".join(f"{sizes[part]:.3g}" for sizes in bars.values())
+        label(ax, x + 0.28, y, f"{part}: {numbers} {unit}", size=SMALL, align="left")
+    return figure
+
+
+def _bar(ax: Axes, x: float, middle: float, width: float, height: float, colour: str | tuple) -> None:
+    """A bar in inches; no `barh`, whose width would be read out as if it were the number."""
+    ax.add_patch(Rectangle((x, middle - height / 2), width, height, color=colour))
 
 
 def _size(number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
 from ddp_course.draw.style import ALARM, MUTED, SMALL, WIDTH, rank_colour
 
 ROW = 0.62  # inches from one rank's box to the next
@@ -42,6 +42,8 @@ def processes(function: str, results: Sequence[object]) -> Figure:
         label(ax, 4.72, centre, f"{function}({rank}, {world_size})", mono=True, size=SMALL, align="right")
         arrow(ax, (4.88, centre), (5.56, centre), colour=colour)
         label(ax, 6.75, centre, f"[{rank}]  {result!r}", mono=True, size=SMALL)
+    times = "once" if world_size == 1 else f"{world_size} times, once in each process"
+    finding(ax, f"{function} runs {times}; its results come back sorted by rank")
     return figure
 
 
@@ -61,6 +63,8 @@ def all_reduce(before: Sequence[float], after: Sequence[float], operation: str =
         arrow(ax, (centre, 1.95), (centre, 1.5), colour=colour)
         arrow(ax, (centre, 1.04), (centre, 0.59), colour=colour)
         box(ax, x, 0.12, column - 0.2, 0.44, number(ours), colour=colour)
+    if len(set(after)) == 1:
+        finding(ax, f"Each rank puts in its own number, and each gets the same result: {number(after[0])}")
     return figure
 
 
@@ -72,7 +76,11 @@ def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
     left, column = 1.0, (WIDTH - 1.15) / steps
     for step in range(steps):
         here = sum(len(mine) > step for mine in calls)
-        verdict = "all came: done" if here == world_size else f"{here} of {world_size} came: they wait"
+        verdict = (
+            "all came: done"
+            if here == world_size
+            else f"{here} of {world_size} came: {'it waits' if here == 1 else 'they wait'}"
+        )
         ink = MUTED if here == world_size else ALARM
         centre = left + column * (step + 0.5) - 0.06
         label(ax, centre, height - 0.22, f"call {step + 1}: {verdict}", size=SMALL, ink=ink)
@@ -85,4 +93,19 @@ def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
                 box(ax, *place, mine[step], colour=rank_colour(rank), mono=True, size=SMALL)
             else:
                 box(ax, *place, "never came", colour=ALARM, ink=ALARM, fill=False, dashed=True, size=SMALL)
+    finding(ax, _who_is_missing(calls))
     return figure
+
+
+def _who_is_missing(calls: Sequence[Sequence[str]]) -> str:
+    """The first call that not every rank made, and who waits in it for whom."""
+    fewest, most = min(map(len, calls)), max(map(len, calls))
+    if fewest == most:
+        return "Every rank made every call, so none waits"
+    came = [rank for rank, mine in enumerate(calls) if len(mine) > fewest]
+    missing = [rank for rank in range(len(calls)) if rank not in came]
+    if len(came) == 1 < len(missing):
+        return f"Only rank {came[0]} made call {fewest + 1}, so it waits alone"
+    who = f"Rank {missing[0]} never made" if len(missing) == 1 else f"{len(missing)} ranks never made"
+    waiting = f"rank {came[0]} waits" if len(came) == 1 else f"the other {len(came)} ranks wait"
+    return f"{who} call {fewest + 1}, so {waiting}"

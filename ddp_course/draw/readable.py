@@ -42,6 +42,7 @@ def _written(figure: Figure) -> Iterator[Text]:
     for ax in figure.axes:
         legend = ax.get_legend()
         own = [ax.title, ax.xaxis.label, ax.yaxis.label] if ax.axison else []
-        for text in [*own, *ax.texts, *(legend.get_texts() if legend else [])]:
+        titles = [text for text in ax.get_children() if isinstance(text, Text) and text not in (ax.title, *ax.texts)]
+        for text in [*titles, *own, *ax.texts, *(legend.get_texts() if legend else [])]:
             if text.get_text().strip():
                 yield text

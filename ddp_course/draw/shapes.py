@@ -13,7 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
 
-from ddp_course.draw.style import DPI, INK, LABEL, LINE, MONO, PAPER, SHARED, WIDTH, tint
+from ddp_course.draw.style import DPI, HEADING, INK, LABEL, LINE, MONO, PAPER, SHARED, WIDTH, tint
+
+TITLE_ROOM = 0.36  # inches that a title adds above a drawing
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
@@ -23,6 +25,15 @@ def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
     ax.set(xlim=(0, width), ylim=(0, height))
     ax.axis("off")
     return figure, ax
+
+
+def finding(ax: Axes, text: str) -> None:
+    """Write above a drawing what it shows, in one line; the page grows by that line, and the drawing stays as it is."""
+    figure = ax.figure
+    height = figure.get_figheight()
+    figure.set_figheight(height + TITLE_ROOM)
+    ax.set_position((0, 0, 1, height / (height + TITLE_ROOM)))
+    ax.set_title(text, loc="left", x=0.012, pad=7, fontsize=HEADING, color=INK, weight="bold")
 
 
 def box(

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import chart, legend, name_axes
-from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.charts import headline, legend_beside, name_axes, page, plain_axes
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
 from ddp_course.draw.style import INK, MUTED, SMALL, WIDTH, rank_colour
 
 
@@ -39,6 +39,8 @@ def data_parallel_step(
         label(ax, middle, 4.12, f"rank {rank}", bold=True)
         for start, end in ((3.48, 3.21), (2.73, 2.46), (1.98, 1.8), (1.48, 1.31), (0.83, 0.56)):
             arrow(ax, (middle, start), (middle, end), colour=rank_colour(rank))
+    equal = len(set(after)) == 1
+    finding(ax, f"Each rank has its own gradient; the weights {'stay equal' if equal else 'become different'}")
     return figure
 
 
@@ -75,6 +77,9 @@ def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indice
             _image(ax, images[rank][place], x - side / 2, base + 0.27, side)
             label(ax, x, base + 1.0, str(labels[rank][place]), size=SMALL)
             label(ax, x, base + 0.15, f"#{indices[rank][place]}", size=SMALL - 1, ink=MUTED)
+    seen = [index for mine in indices for index in mine]
+    told = "No image is in two shards" if len(set(seen)) == len(seen) else "Some images are in more than one shard"
+    finding(ax, f"{told} (above each image its label, below its index)")
     return figure
 
 
@@ -84,15 +89,35 @@ def _image(ax: Axes, pixels: np.ndarray, x: float, y: float, side: float) -> Non
 
 
 def losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str = "epoch") -> Figure:
-    """The loss of each rank, thin, and the mean over the ranks, thick.
+    """The loss of each rank, thin, and the mean over the ranks, thick; below, how far each rank is off the mean.
 
     Args:
         by_rank, mean: at each point; the mean as the ranks reduced it.
         unit: what the points are: "epoch", "step".
     """
-    figure, ax = chart(3.0)
-    plot_losses(ax, by_rank, mean, unit)
+    figure = page(3.9)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for ax in (top, bottom):
+        plain_axes(ax)
+    plot_losses(top, by_rank, mean, unit)
+    off = [[100 * (own / whole - 1) for own, whole in zip(mine, mean, strict=True)] for mine in by_rank]
+    for rank, mine in enumerate(off):
+        bottom.plot(range(1, len(mean) + 1), mine, "o-", color=rank_colour(rank), linewidth=1.3, markersize=3.5)
+    bottom.axhline(0, color=INK, linewidth=2.4, zorder=1)
+    name_axes(bottom, unit, "off the mean, %")
+    top.set_xlabel("")
+    headline(top, _furthest_off(off, unit))
     return figure
+
+
+def _furthest_off(off: Sequence[Sequence[float]], unit: str) -> str:
+    percent, rank, point = max(
+        (abs(value), r, p) for r, mine in enumerate(off) for p, value in enumerate(mine, start=1)
+    )
+    if percent < 0.5:
+        return "Each rank's own loss is the mean over the ranks"
+    side = "above" if off[rank][point - 1] > 0 else "below"
+    return f"One rank's loss is not the loss: rank {rank}'s is {percent:.0f} % {side} the mean in {unit} {point}"
 
 
 def plot_losses(ax: Axes, by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str) -> None:
@@ -107,4 +132,4 @@ def plot_losses(ax: Axes, by_rank: Sequence[Sequence[float]], mean: Sequence[flo
     ax.yaxis.set_major_formatter("{x:g}")
     ax.yaxis.set_minor_formatter("")
     ax.xaxis.get_major_locator().set_params(integer=True)
-    legend(ax)
+    legend_beside(ax)

@@ -16,7 +16,7 @@ from ddp_course.diagnose.doctor import diagnose
 from ddp_course.diagnose.facts import Facts, import_apart
 from ddp_course.diagnose.network import Interface
 from ddp_course.diagnose.storage import Storage
-from ddp_course.diagnose.verdict import table
+from ddp_course.diagnose.verdict import Verdict, table
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -421,6 +421,14 @@ def test_the_table_puts_the_cure_below_what_it_cures():
     at = next(i for i, line in enumerate(lines) if line.startswith("PROBLEM  loopback"))
     assert lines[at + 1].strip().startswith("-> bring it up")
     assert lines[-1] == "19 checks: 1 problems, 1 warnings"
+
+
+def test_a_long_line_of_the_table_is_folded_and_its_words_stay_whole():
+    found = "vm is 127.0.0.1: enough for one machine; before you use several: export GLOO_SOCKET_IFNAME=eth0, or " * 2
+    lines = table([Verdict("host name", "warning", found.strip(), "fix /etc/hosts")]).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[1].startswith(" " * 26)
+    assert " ".join(" ".join(lines).split()).startswith(f"warning host name {found.strip()} -> fix /etc/hosts")
 
 
 @pytest.mark.slow

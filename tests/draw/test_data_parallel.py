@@ -3,7 +3,14 @@
 import pytest
 
 from ddp_course import draw
-from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, two_flows
+from ddp_course.draw.data_parallel import (
+    gradient_noise,
+    loss_curves,
+    quantities,
+    shard_gradients,
+    stacked,
+    two_flows,
+)
 
 TRAFFIC = {
     "out: inputs": 6_144,
@@ -12,6 +19,11 @@ TRAFFIC = {
     "in: outputs": 999,
     "out: output gradients": 999,
     "in: parameter gradients": 123_456_789,
+}
+
+PARTS = {
+    "master": {"weights": 4.0, "outputs and all their gradients": 32.5},
+    "other": {"weights": 4.0, "outputs and all their gradients": 0.0},
 }
 
 
@@ -23,6 +35,9 @@ def pictures():
     yield two_flows(2, {}, 0)
     yield gradient_noise([4, 16, 64, 256], [4.1, 2.0, 1.05, 0.5])
     yield loss_curves({"1 rank, lr 0.1": [2.0, 1.0], "4 ranks, lr 0.4": [2.1, 1.1]}, 2.3)
+    yield loss_curves({"1 rank": [2.0, 1.0]}, 2.3, title="What the curves show")
+    yield stacked(PARTS, "MB", "The master holds more")
+    yield quantities({"one": 1.0}, "ms", "A title")
     yield quantities({"one": 1.0, "threads, with a long name": 1234.5}, "ms")
 
 
@@ -52,7 +67,7 @@ def test_the_flows_list_every_byte_that_travelled():
         "in: outputs: 999 B",
         "out: output gradients: 999 B",
         "in: parameter gradients: 123 MB",
-        "each rank gives gradients: 1.23 MB",
+        "each rank contributes gradients: 1.23 MB",
     ]
     assert [text for text in texts if text.startswith("rank")] == ["rank 0", "rank 1", "rank 2"]
 
@@ -64,3 +79,25 @@ def test_curves_and_bars_show_what_they_were_given():
     one, two = (bar.get_width() for bar in bars.axes[0].patches)
     assert one == pytest.approx(2 * two)
     assert draw.texts_of(bars) == ["a", "2 MB", "b", "1 MB"]
+
+
+def test_stacked_bars_are_as_long_as_their_parts_and_name_every_number():
+    figure = stacked(PARTS, "MB", "The master holds more")
+    texts = draw.texts_of(figure)
+    assert texts[0] == "The master holds more"
+    assert {"36.5 MB", "4 MB", "weights: 4 and 4 MB", "outputs and all their gradients: 32.5 and 0 MB"} <= set(texts)
+    widths = [patch.get_width() for patch in figure.axes[0].patches[:3]]
+    assert widths[1] / widths[0] == pytest.approx(32.5 / 4) and widths[2] == pytest.approx(widths[0])
+
+
+def test_a_bar_is_read_out_by_its_number_and_not_by_its_inches():
+    assert draw.described(quantities({"a": 2.0}, "MB", "What it shows")) == "What it shows. Written in it: a; 2 MB."
+
+
+def test_titles_state_what_the_numbers_show():
+    assert draw.texts_of(shard_gradients([3, 1], [1.0, 5.0], 2.0))[0].endswith("is the gradient of the batch")
+    assert draw.texts_of(shard_gradients([3, 1], [1.0, 5.0], 2.0, weighted=False))[0].endswith(
+        "is not the gradient of the batch"
+    )
+    assert "16 times the rows" in draw.texts_of(gradient_noise([4, 16, 64], [4.0, 2.1, 1.0]))[0]
+    assert draw.texts_of(two_flows(2, {"out: inputs": 2_000}, 1_000))[0].startswith("2 kB pass through the master")

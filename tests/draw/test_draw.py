@@ -80,6 +80,30 @@ def test_a_call_that_one_rank_skipped_is_marked_where_it_is_missing():
     assert after_rank_1[:3] == ["rank 1", "broadcast", "never came"]
 
 
+@pytest.mark.parametrize(
+    ("calls", "title"),
+    [
+        ([3, 3, 2, 3], "Rank 2 never made call 3, so the other 3 ranks wait"),
+        ([3, 3, 4, 3], "Only rank 2 made call 4, so it waits alone"),
+        ([1, 0], "Rank 1 never made call 1, so rank 0 waits"),
+        ([2, 1, 1, 2], "2 ranks never made call 2, so the other 2 ranks wait"),
+        ([2, 2], "Every rank made every call, so none waits"),
+    ],
+)
+def test_the_title_of_the_calls_says_who_is_missing_and_who_waits(calls, title):
+    figure = draw.collective_calls([["all_reduce"] * count for count in calls])
+    assert figure.axes[0].get_title(loc="left") == title
+
+
+def test_a_title_above_a_drawing_fits_the_page_and_leaves_the_drawing_as_it_is():
+    figure, ax = shapes.canvas(2.0)
+    shapes.finding(ax, "what it shows")
+    figure.canvas.draw()
+    assert ax.get_window_extent().height == pytest.approx(2.0 * style.DPI)
+    assert ax.get_ylim() == (0, 2.0)
+    assert figure.bbox.contains(*ax._left_title.get_window_extent().corners()[3])
+
+
 def test_a_step_says_when_replicas_are_not_the_same():
     def notes(after):
         figure = draw.data_parallel_step([1.0, 1.0], ["a", "b"], [2.0, 4.0], [3.0, 3.0], after)
@@ -99,20 +123,29 @@ def test_subgroups_fill_the_dots_of_members_only():
 
 
 def test_losses_plots_the_numbers_it_was_given():
-    lines = draw.losses([[3.0, 1.0], [2.0, 2.0]], mean=[2.5, 1.5]).axes[0].lines
+    top, bottom = draw.losses([[3.0, 1.0], [2.0, 2.0]], mean=[2.5, 1.5]).axes
+    lines = top.lines
     assert {line.get_label(): list(line.get_ydata()) for line in lines} == {
         "rank 0": [3.0, 1.0],
         "rank 1": [2.0, 2.0],
         "mean over ranks": [2.5, 1.5],
     }
+    off = [[round(float(value), 6) for value in line.get_ydata()] for line in bottom.lines[:2]]
+    assert off == [[20.0, -33.333333], [-20.0, 33.333333]]
+    assert "rank 0's is 33 % below the mean in epoch 2" in top.get_title(loc="left")
+    same = draw.losses([[2.0, 1.0]] * 2, mean=[2.0, 1.0]).axes[0].get_title(loc="left")
+    assert same == "Each rank's own loss is the mean over the ranks"
 
 
 def test_shards_shows_each_ranks_own_images_labels_and_indices():
     figure = draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 2], [1, 3]])
     texts = draw.texts_of(figure)
-    assert texts == ["rank 0", "5", "#0", "6", "#2", "rank 1", "7", "#1", "8", "#3"]
+    assert texts[0] == "No image is in two shards (above each image its label, below its index)"
+    assert texts[1:] == ["rank 0", "5", "#0", "6", "#2", "rank 1", "7", "#1", "8", "#3"]
     shown = [image.get_array() for image in figure.axes[0].images]
     assert all(np.array_equal(one, two) for one, two in zip(shown, IMAGES, strict=True))
+    twice = draw.texts_of(draw.shards([IMAGES[:1], IMAGES[:1]], [[5], [5]], [[0], [0]]))
+    assert twice[0].startswith("Some images are in more than one shard")
 
 
 def test_ranks_keep_their_colour_and_the_first_eight_differ():
@@ -122,4 +155,5 @@ def test_ranks_keep_their_colour_and_the_first_eight_differ():
 
 def test_all_reduce_shows_what_went_in_and_what_came_out():
     texts = draw.texts_of(draw.all_reduce([1.0, 2.5], [3.5, 3.5], operation="sum"))
-    assert texts == ["before", "after", "all_reduce: sum", "rank 0", "1", "3.5", "rank 1", "2.5", "3.5"]
+    assert texts[0] == "Each rank puts in its own number, and each gets the same result: 3.5"
+    assert texts[1:] == ["before", "after", "all_reduce: sum", "rank 0", "1", "3.5", "rank 1", "2.5", "3.5"]

@@ -59,5 +59,7 @@ def report(found: Rehearsal, script: str, ranks: int) -> str:
         parts.append(f"{script}: nothing wrong was seen on 1 rank and on {ranks}")
     for words, faults in (("looked for, and not there", found.right), ("could not be seen here", found.unseen)):
         if faults:
-            parts.append(textwrap.fill(f"{words}: {', '.join(faults)}", 100, subsequent_indent="    "))
+            parts.append(
+                textwrap.fill(f"{words}: {', '.join(faults)}", 100, subsequent_indent="    ", break_on_hyphens=False)
+            )
     return "\n".join(parts)

@@ -28,12 +28,13 @@ class Net(nn.Module):
     def __init__(self, width: int, adapters: int, tied: bool):
         super().__init__()
         self.adapters = nn.ModuleList(nn.Linear(width, width) for _ in range(adapters))
+        self.scores = nn.Linear(width, OUTPUTS)  # used last, so backward does not go through them in reverse order
         self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
-        self.scores = nn.Linear(width, OUTPUTS)
         if tied:
             self.second.weight = self.first.weight
             self.second.bias.requires_grad_(False)
             self.register_buffer("offset", torch.randn(OUTPUTS))
+            self.register_buffer("seen", torch.randn(2), persistent=False)  # in no state_dict
 
     def forward(self, x: torch.Tensor, use: tuple[int, ...] = (), *, named: bool = False) -> Any:
         for index in use:

@@ -53,7 +53,8 @@ def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
 
 
 def _values(model: nn.Module) -> nets.Values:
-    return {name: tensor.detach().tolist() for name, tensor in model.state_dict().items()}
+    state = {**dict(model.named_buffers()), **model.state_dict()}
+    return {name: tensor.detach().tolist() for name, tensor in state.items()}
 
 
 def _trouble(replica: nn.Module, model: nets.Net) -> str:

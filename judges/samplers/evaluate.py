@@ -72,14 +72,14 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Rows that the ranks divide, rows that they don't; then three rows on four ranks."""
+    """Rows that the ranks divide, rows that they don't; then three rows, and nine, on four ranks."""
     world_size = rng.choice((2, 3))
     lengths = 24, world_size * rng.randint(8, 12) + rng.randint(1, world_size - 1)
     seed = rng.randrange(10**6)
     while not all(Case(seed, length).tells(world_size) for length in lengths):
         seed = rng.randrange(10**6)
     both = [(name, Case(seed, length)) for name, length in zip(("even", "uneven"), lengths, strict=True)]
-    return [Round(world_size, both), Round(4, [("few", Case(seed, 3))])]
+    return [Round(world_size, both), Round(4, [("few", Case(seed, 3)), ("nine", Case(seed, 9))])]
 
 
 def right(seen: Seen) -> float:
@@ -166,7 +166,7 @@ EVALUATE = exercise(
         "uneven": ("rows that they do not divide", 2, accuracy, "uneven"),
         "few": ("fewer rows than ranks", 1, accuracy, "few"),
         "once": ("each row is predicted once", 1, once(each_once), "even uneven few"),
-        "shared": ("the ranks share the work", 1, once(shared), "even uneven few"),
+        "shared": ("the ranks share the work", 1, once(shared), "even uneven few nine"),
     },
     hints={
         r"(?s)never entered|no result after.*waited in": "a rank stayed away from a collective; one without rows must "

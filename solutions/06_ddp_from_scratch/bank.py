@@ -316,6 +316,31 @@ class MyDDP(nn.Module):
         return self.module(*args, **kwargs)
 """
 
+DDP_FIRST_WAITS = """
+class MyDDP(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.works = module, []
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        for p in trained:
+            p.register_post_accumulate_grad_hook(self.send)
+        trained[0].register_post_accumulate_grad_hook(self.finish)
+
+    def send(self, p):
+        self.works.append((p, dist.all_reduce(p.grad, async_op=True)))
+
+    def finish(self, _):
+        for p, work in self.works:
+            work.wait()
+            p.grad.div_(dist.get_world_size())
+        self.works.clear()
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+"""
+
 DDP_ASYNC = """
 class MyDDP(nn.Module):
     def __init__(self, module):
@@ -682,6 +707,10 @@ WRONG = [
     # 06.3
     wrong("06.3", "no broadcast", "start gradients steps tied", "no broadcast reached the module", DDP,
           "            dist.broadcast(tensor.detach(), src=0)", "            pass"),
+    wrong("06.3", "the state_dict's tensors alone", "start", "seen is as this rank has drawn it", DDP,
+          "(*module.parameters(), *module.buffers())", "module.state_dict().values()"),
+    wrong("06.3", "waits in the hook of the parameter that is registered first", "gradients steps hooks tied",
+          "a .grad is None", DDP_FIRST_WAITS),
     wrong("06.3", "buffers not broadcast", "start", "offset is as this rank has drawn it", DDP,
           "(*module.parameters(), *module.buffers())", "module.parameters()"),
     wrong("06.3", "sum", "gradients steps tied", "summed over the ranks, not averaged", DDP,

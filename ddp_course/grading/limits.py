@@ -1,7 +1,10 @@
 """How much may a box use, and how long may an answer take on a machine that others use, too?
 
-Memory, processes and files of a box are looked at twice a second, from outside; what goes beyond ends the box. Time is
-stretched while the machine has more to do than it has cores for: an answer is not to lose points for the neighbours.
+Memory, processes, threads and files of a box are looked at twice a second, from outside; what goes beyond ends the
+box. Files count that have no name any more, or never had one, as long as they are open or mapped. Time is stretched
+while the machine has more to do than it has cores for: an answer is not to lose points for the neighbours.
+
+Left out on purpose: System V's shared memory that is not mapped, which only a control group of the system sees.
 
 Read next: `box.py`.
 """
@@ -12,12 +15,13 @@ import os
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-MOST_PROCESSES = 200
+MOST_PROCESSES, MOST_THREADS = 200, 4000
 MOST_BYTES = 8 * 2**30  # of memory, and so much of files
 MOST_OF_A_FILE = 64 * 2**20  # bytes, that an answer has written and a judge reads
 LOOK_EVERY_S = 0.5
@@ -76,18 +80,46 @@ def excess(pid: int, folder: Path) -> str:
         inside = psutil.Process(pid).children(recursive=True)
         if len(inside) > MOST_PROCESSES:
             return f"{len(inside)} processes, where {MOST_PROCESSES} may be"
-        if (used := sum(map(_memory, inside))) > MOST_BYTES:
-            return f"{used / 2**30:.0f} GiB of memory, where {MOST_BYTES / 2**30:.0f} may be"
-        if (held := _size(folder) + sum(_in_memory(process.pid) for process in inside[-1:])) > MOST_BYTES:
+        if (threads := _sum(inside, psutil.Process.num_threads)) > MOST_THREADS:
+            return f"{threads} threads, where {MOST_THREADS} may be"
+        # What processes share counts for each of them in the first sum, once in the second, which takes a while.
+        memory = _sum(inside, lambda process: process.memory_info().rss)
+        if (
+            memory > MOST_BYTES
+            and (memory := _sum(inside, lambda process: process.memory_full_info().pss)) > MOST_BYTES
+        ):
+            return f"{memory / 2**30:.0f} GiB of memory, where {MOST_BYTES / 2**30:.0f} may be"
+        in_memory = sum(_in_memory(process.pid) for process in inside[-1:])
+        if (held := _size(folder) + in_memory + _nameless(inside)) > MOST_BYTES:
             return f"{held / 2**30:.0f} GiB of files, where {MOST_BYTES / 2**30:.0f} may be"
     return ""
 
 
-def _memory(process: psutil.Process) -> int:
-    with suppress(psutil.Error):
-        memory = process.memory_info()
-        return memory.rss - getattr(memory, "shared", 0)
-    return 0
+def _sum(processes: list[psutil.Process], what: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += what(process)
+    return total
+
+
+def _nameless(processes: list[psutil.Process]) -> int:
+    """Bytes of open or mapped files that stand in no folder: deleted ones, and those made by memfd_create."""
+    found: dict[tuple[int, int], int] = {}  # by device and inode: several processes may have one
+    for process in processes:
+        with suppress(OSError):
+            for number in os.listdir(f"/proc/{process.pid}/fd"):
+                with suppress(OSError):
+                    facts = os.stat(f"/proc/{process.pid}/fd/{number}")
+                    if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 0:
+                        found[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+            for line in Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines():
+                if line.endswith("(deleted)"):
+                    span, _, _, device, inode, _ = line.split(maxsplit=5)
+                    start, end = (int(each, 16) for each in span.split("-"))
+                    major, minor = (int(each, 16) for each in device.split(":"))
+                    found.setdefault((os.makedev(major, minor), int(inode)), end - start)
+    return sum(found.values())
 
 
 def _in_memory(pid: int) -> int:

@@ -173,13 +173,36 @@ TOO_MUCH = {
     ),
     "files": ("open('f', 'wb').write(bytes(2**27)); import time; time.sleep(60)", "GiB of files"),
     "shared memory": ("open('/dev/shm/f', 'wb').write(bytes(2**27)); import time; time.sleep(60)", "GiB of files"),
+    "shared pages": (
+        "import mmap, time\nx = mmap.mmap(-1, 2**28)\nx.write(bytes(2**28))\ntime.sleep(60)",
+        "GiB of memory",
+    ),
+    "a file without a name": (
+        "import os, time\nfile = open('f', 'wb', 0)\nos.unlink('f')\nfile.write(bytes(2**27))\ntime.sleep(60)",
+        "GiB of files",
+    ),
+    "a file of memory": (
+        "import os, time\nos.write(os.memfd_create('f'), bytes(2**27))\ntime.sleep(60)",
+        "GiB of files",
+    ),
+    "a file of memory that is mapped and closed": (
+        "import mmap, os, time\nfile = os.memfd_create('f')\nos.write(file, bytes(2**27))\n"
+        "x = mmap.mmap(file, 2**27)\n"
+        "os.close(file)\ntime.sleep(60)",
+        "GiB of files",
+    ),
+    "threads": (
+        "import threading, time\nfor _ in range(60):\n    threading.Thread(target=time.sleep, args=(60,)).start()",
+        "threads, where",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", TOO_MUCH)
 def test_who_uses_too_much_is_ended_and_told(way, what, monkeypatch):
     monkeypatch.setattr(limits, "MOST_PROCESSES", 40)
-    monkeypatch.setattr(limits, "MOST_BYTES", 2**26 if "memory" not in what or "shared" in what else 2**29)
+    monkeypatch.setattr(limits, "MOST_THREADS", 50)
+    monkeypatch.setattr(limits, "MOST_BYTES", 2**29 if what == "memory" else 2**26)
     source, words = TOO_MUCH[what]
     with box.Box(way) as here:
         command = here.command([sys.executable, "-c", source])

@@ -30,7 +30,8 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 # Settings of the whole machine, which root may write, and who grades as root is root in the box, too, by the files.
 KERNELS = [name for name in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus") if os.path.exists(name)]
 OPEN_FILES, FILE_BLOCKS = 2048, 2**19  # of 512 bytes, for the largest file
-WAYS = ("bwrap", "unshare")
+# bwrap leaves devices writable as files, and root could change their modes for the whole machine.
+WAYS = ("bwrap", "unshare") if os.geteuid() else ("unshare", "bwrap")
 
 
 def readable() -> list[Path]:
@@ -149,10 +150,10 @@ class Box:
                 lines += [f"mkdir -p {shlex.quote(os.path.dirname(inside))}"]
                 lines += [f"ln -s {shlex.quote(target)} {shlex.quote(inside)}"]
             else:
-                bind(place, "rw" if place.parent == Path("/dev") else "ro")
+                bind(place, "ro")
         lines += [f"mount -t tmpfs -o ro hidden {shlex.quote(f'{root}{place}')}" for place in hidden()]
         for device in DEVICES:
-            bind(Path("/dev", device), "rw")
+            bind(Path("/dev", device), "ro")  # its mode; what is written to it does not go to this file system
         lines += [f"mkdir -p {root}/proc {root}/tmp {root}/dev/shm {root}/old", f"mount -t tmpfs shm {root}/dev/shm"]
         lines += [f"ln -s /proc/self/fd {root}/dev/fd", f"mount -t tmpfs tmp {root}/tmp"]
         for place in self._writable():

@@ -10,6 +10,8 @@ Read next: `outside.py`, the judge; `execute.py`, what happens when a cell kills
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -61,11 +63,14 @@ class BoxedClient(SturdyClient):
     """Runs a notebook in a box, and has its test cells judged outside."""
 
     way = Unicode("", help="How boxes are made: bwrap, unshare, or nothing for no walls.").tag(config=True)
-    seed = Unicode("", help="Chooses the cases of the checks; a secret of the class.").tag(config=True)
+    seed = Unicode("", help="Chooses, with the hand-in, the cases of the checks; a secret of the class.").tag(
+        config=True
+    )
 
     def create_kernel_manager(self) -> BoxedKernelManager:
         """Make a box, and the manager of a kernel in it, with sockets in the box's folder."""
         self.box = Box(self.way)
+        self._cases = cases_of(self.seed, self.nb)
         self._wire = os.open(self.box.wire, os.O_RDONLY | os.O_DIRECTORY)
         if beside := self.resources.get("metadata", {}).get("path"):  # a learner's own modules
             shutil.copytree(beside, self.box.home, dirs_exist_ok=True, symlinks=True)
@@ -126,7 +131,7 @@ class BoxedClient(SturdyClient):
 
         exercise = exercise_of(cell.metadata.nbgrader.grade_id)
         try:
-            verdicts, text = await asyncio.to_thread(verdicts_on, exercise, ask, self.seed, self.box.scratch)
+            verdicts, text = await asyncio.to_thread(verdicts_on, exercise, ask, self._cases, self.box.scratch)
         except NotJudged as error:
             add_error(cell, NOT_JUDGED, str(error))
             return
@@ -162,6 +167,15 @@ class BoxedClient(SturdyClient):
         raise AnswerFailed(
             Fault("a result", (errors or ["none"])[-1][:300], cause="the kernel could not run the answer")
         )
+
+
+def cases_of(secret: str, notebook: NotebookNode) -> str:
+    """Return the seed of a hand-in: the same file gets the same cases, and an improved one gets new cases.
+
+    So what the feedback on a first hand-in tells about its cases is of no use for a second one.
+    """
+    texts = json.dumps([cell.source for cell in notebook.cells])
+    return hashlib.sha256(f"{secret}/{texts}".encode()).hexdigest()
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

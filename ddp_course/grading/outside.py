@@ -13,6 +13,7 @@ import multiprocessing.util
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict
 from ddp_course.grading.isolated import LIMIT_S, NotJudged
 from ddp_course.grading.registry import find_exercise, judges
 
+MOST_LETTERS = 4000  # of a text that a learner reads
 NO_ANSWER = "what came back is nothing that ranks return"
 
 Ask = Callable[[bytes], str]  # a request into the box -> the text that it told
@@ -67,6 +69,12 @@ def _form(text: str, world_size: int) -> dict[str, Any]:
     return reply
 
 
+def _shortened(fault: Fault) -> Fault:
+    """Return a fault as a page can show it, however much of a stranger's values or words stands in it."""
+    texts = {name: text[:MOST_LETTERS] for name, text in vars(fault).items() if isinstance(text, str)}
+    return replace(fault, **texts)
+
+
 def verdicts_on(exercise_id: str, ask: Ask, seed: str, scratch: Path) -> tuple[list[Verdict], str]:
     """Judge an exercise; return a verdict on each check, and what a learner reads.
 
@@ -81,7 +89,8 @@ def verdicts_on(exercise_id: str, ask: Ask, seed: str, scratch: Path) -> tuple[l
     multiprocessing.util.get_temp_dir()  # of this process: chosen now, and not in the box
     with mock.patch.object(tempfile, "tempdir", str(scratch)), _judges_travel():
         verdicts, printed = judged(exercise, lambda: answer, seed)
-    return verdicts, told(exercise, verdicts, printed)
+    verdicts = [replace(each, fault=each.fault and _shortened(each.fault)) for each in verdicts]
+    return verdicts, told(exercise, verdicts, [line[:MOST_LETTERS] for line in printed])
 
 
 @contextmanager

@@ -146,6 +146,18 @@ def test_judges_that_lie_among_the_packages_are_not_there(way, monkeypatch):
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_no_mode_of_a_device_is_changed_and_devices_work():
+    source = "open('/dev/null', 'w').write('x'); import os; os.chmod('/dev/null', 0o600)"
+    before = os.stat("/dev/null").st_mode
+    with box.Box(box.way_here()[0]) as here:
+        command = here.command([sys.executable, "-c", source])
+        done = subprocess.run(command, env=here.environment(), capture_output=True, text=True, timeout=60)
+    assert os.stat("/dev/null").st_mode == before and "in <module>" in done.stderr
+    assert (
+        done.stderr.splitlines()[-1].startswith(("OSError: [Errno 30]", "PermissionError")) and "'w'" not in done.stderr
+    )
+
+
 def test_a_box_ends_with_all_that_is_in_it(way):
     mark = secrets.token_hex(8)
     with box.Box(way) as here:

@@ -88,6 +88,17 @@ def test_a_fault_is_told_in_its_words_and_what_was_printed(tmp_path):
     assert points == 0 and "it raised" in text and "likely cause: a typo" in text and "rank 0 | hello" in text
 
 
+@pytest.mark.parametrize("where", ["printed", "report", "value"])
+def test_of_a_text_without_end_so_much_is_told_as_can_be_read(where, tmp_path):
+    flood = "x" * 2**22
+    reply = {
+        "printed": {"results": [[{"calls": []}] * 9], "printed": [flood] * 9},
+        "report": {"fault": Fault(report=flood, cause=flood), "printed": []},
+        "value": {"results": [[{"value": flood, "calls": []}] * 9], "printed": []},
+    }[where]
+    assert len(told(reply, tmp_path)[1]) < 100_000
+
+
 def test_what_could_not_be_judged_is_no_fault(tmp_path):
     with pytest.raises(NotJudged, match="too slow"):
         told({"not_judged": "too slow", "printed": []}, tmp_path)

@@ -60,8 +60,8 @@ def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> st
     seen = {index for indices in by_rank for index in indices}
     never = [index for index in range(length) if index not in seen]
     shown = ", ".join(map(str, never[:12])) + (", ..." if len(never) > 12 else "")
-    parts = [f"{len(seen)} of {length} samples seen", f"{repeated} dealt again (dashed)" if repeated else ""]
-    parts.append(f"{len(never)} never: {shown}" if never else "")
+    parts = [f"{len(seen)} of {length} samples seen", f"{repeated} repeated (dashed)" if repeated else ""]
+    parts.append(f"{len(never)} never seen: {shown}" if never else "")
     return "; ".join(part for part in parts if part)
 
 

@@ -163,7 +163,7 @@ def next_epoch(seen: Seen) -> Fault | None:
 
 RESUME = exercise(
     "05.3",
-    "Go on where you stopped (stretch)",
+    "Resume where you stopped (stretch)",
     "Resumable",
     25,
     act=act,

@@ -34,7 +34,7 @@ def test_dealt_shows_every_index_and_marks_the_second_time():
     figure = dealt([[4, 0, 3], [1, 2, 4]], 6)
     texts = draw.texts_of(figure)
     assert texts == ["rank 0", "4", "0", "3", "rank 1", "1", "2", "4", texts[-1]]
-    assert texts[-1] == "5 of 6 samples seen; 1 dealt again (dashed); 1 never: 5"
+    assert texts[-1] == "5 of 6 samples seen; 1 repeated (dashed); 1 never seen: 5"
     dashed = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
     assert len(dashed) == 1 and dashed[0].get_edgecolor() == matplotlib.colors.to_rgba(ALARM)
 
@@ -48,7 +48,7 @@ def test_dealt_counts_by_steps_not_by_ranks():
 
 def test_what_no_rank_got_is_listed():
     assert draw.texts_of(dealt([[0]], 40))[-1] == (
-        "1 of 40 samples seen; 39 never: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ..."
+        "1 of 40 samples seen; 39 never seen: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ..."
     )
     assert draw.texts_of(dealt(shards(8, 2), 8))[-1] == "8 of 8 samples seen"
 

@@ -38,12 +38,18 @@ class DistantAnswer:
     def __init__(self, exercise: Exercise, ask: Ask, limit_s: float = LIMIT_S):
         self.exercise, self.ask, self.limit_s = exercise, ask, limit_s
         self.printed: list[str] = []
+        self.lost: Exception | None = None  # why nothing came back from the box
 
     def run(self, driver: Callable, world_size: int, *args: Any, **settings: bool) -> list:
         """As `Answer.run`, of a driver that returns a dictionary for each of its cases."""
         known = {name: getattr(self.exercise, name) for name in ("id", "function", "hints", "refused")}
         request = {"exercise": known, "limit_s": self.limit_s, "driver": driver, "world_size": world_size}
-        reply = _form(self.ask(cloudpickle.dumps({**request, "args": args, "settings": settings})), world_size)
+        try:
+            text = self.ask(cloudpickle.dumps({**request, "args": args, "settings": settings}))
+        except Exception as error:
+            self.lost = error
+            raise
+        reply = _form(text, world_size)
         self.printed += reply["printed"]
         if "not_judged" in reply:
             raise NotJudged(reply["not_judged"])
@@ -88,7 +94,16 @@ def verdicts_on(exercise_id: str, ask: Ask, seed: str, scratch: Path) -> tuple[l
     answer = DistantAnswer(exercise, ask)
     multiprocessing.util.get_temp_dir()  # of this process: chosen now, and not in the box
     with mock.patch.object(tempfile, "tempdir", str(scratch)), _judges_travel():
-        verdicts, printed = judged(exercise, lambda: answer, seed)
+        try:
+            verdicts, printed = judged(exercise, lambda: answer, seed)
+        except Exception as error:
+            if isinstance(error, NotJudged) or error is answer.lost:
+                raise
+            # Results that no judge thinks of: a forgery, or a mistake of ours, and then no reason to give 0 points.
+            said = f"{type(error).__name__}: {str(error)[:200]}"
+            raise NotJudged(
+                f"the check of {exercise.id} could not read the results ({said}); look at the answer"
+            ) from error
     verdicts = [replace(each, fault=each.fault and _shortened(each.fault)) for each in verdicts]
     return verdicts, told(exercise, verdicts, [line[:MOST_LETTERS] for line in printed])
 

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from ddp_course.grading import wire
+from ddp_course.grading import outside, wire
 from ddp_course.grading.exercise import AnswerFailed, Fault
 from ddp_course.grading.isolated import NotJudged
 from ddp_course.grading.outside import NO_ANSWER, verdicts_on
@@ -81,6 +82,15 @@ def test_results_that_no_judge_thinks_of_cost_what_they_concern_and_raise_nothin
     odd = {"value": [[[{}]], None, -1.5, "x" * 10], "calls": [None, "all_reduce"], "error": 3}
     points, text = told({"results": [[odd] * 9], "printed": ["rank 0 | hello"]}, tmp_path)
     assert points == 0 and text.endswith("0 of 5 points")
+
+
+def test_results_that_a_judge_stumbles_over_are_not_graded(tmp_path, monkeypatch):
+    def stumbles(*_):
+        return bool(torch.zeros(2))  # as a judge does over a tensor where a number should be
+
+    monkeypatch.setattr(outside, "judged", stumbles)
+    with pytest.raises(NotJudged, match=r"the check of 03\.1 could not read the results \(RuntimeError: Boolean"):
+        told({"results": [], "printed": []}, tmp_path)
 
 
 def test_a_fault_is_told_in_its_words_and_what_was_printed(tmp_path):

@@ -11,7 +11,9 @@ Next: test_lessons.py holds the rules for what is stored, sanitize.cfg what is n
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import os
 import re
@@ -22,6 +24,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 CELL_LIMIT_S = 120
@@ -99,11 +102,20 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = cell.execution_count
+            if "image/png" in output.get("data", {}):
+                output.data["image/png"] = _packed(output.data["image/png"])
             if "metadata" in output:
                 picture = output.metadata.get("image/png", {})
                 output.metadata = nbformat.from_dict({"image/png": {"alt": picture["alt"]}} if "alt" in picture else {})
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA})
+
+
+def _packed(picture: str) -> str:
+    """Return the same pixels in fewer bytes."""
+    found = io.BytesIO()
+    Image.open(io.BytesIO(base64.b64decode(picture))).save(found, "PNG", optimize=True)
+    return base64.b64encode(found.getvalue()).decode()
 
 
 def _merge_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:

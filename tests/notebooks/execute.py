@@ -102,8 +102,6 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = cell.execution_count
-            if "image/png" in output.get("data", {}):
-                output.data["image/png"] = _packed(output.data["image/png"])
             if "metadata" in output:
                 picture = output.metadata.get("image/png", {})
                 output.metadata = nbformat.from_dict({"image/png": {"alt": picture["alt"]}} if "alt" in picture else {})
@@ -140,6 +138,9 @@ def refresh(path: Path) -> str:
     run(notebook, path.parent)
     seconds = time.monotonic() - started
     tidy(notebook)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        if "image/png" in output.get("data", {}):
+            output.data["image/png"] = _packed(output.data["image/png"])
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
     return f"{path.name:40} {seconds:6.1f} s {path.stat().st_size / 1024:6.0f} KB"

@@ -33,7 +33,7 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("one-rank-raises", "unused-parameters", "marked-ready-twice", "collective-shape", "nccl-in-docker"),
     ),
     (
-        "Does it stand still?",
+        "Does it hang?",
         "who is in which collective",
         (
             "skipped-collective",
@@ -50,7 +50,7 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("straggler", "too-many-threads", "missing-sampler", "iterable-duplicates"),
     ),
     (
-        "Are the numbers unlike one process's?",
+        "Do the numbers differ from one process's?",
         "rows, sums and counts, statistics",
         (
             *("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
@@ -97,12 +97,13 @@ def _lines(names: Sequence[str]) -> list[str]:
     return textwrap.wrap(", ".join(names), LETTERS, break_on_hyphens=False)
 
 
-def hang(ranks: Sequence[Whereabouts], timeout_s: float) -> Figure:
+def hang(ranks: Sequence[Whereabouts], timeout_s: float, steps: Sequence[Sequence[int]] = ()) -> Figure:
     """The last collectives that each rank entered, from left to right, and who waits in the last one for whom.
 
     Args:
         ranks: of a `RankError`; only collectives of the default group are drawn.
         timeout_s: how long the ranks waited, in seconds.
+        steps: by rank, in which step of the program each of its collectives was called, if that is known.
     """
     figure, ax = canvas(0.72 * len(ranks) + 0.75)
     calls = [[call for call in w.recent if not call.group] for w in ranks]
@@ -121,6 +122,7 @@ def hang(ranks: Sequence[Whereabouts], timeout_s: float) -> Figure:
                 stuck = last and not _everybody_left(calls, number)
                 width = WIDTH - x - 0.1 if stuck else column - 0.06
                 words = f"{call.op} #{number}: waits {timeout_s:g} s" if stuck else _short(call.op, number, column)
+                words += f"\nin step {steps[w.rank][number - 1]}" if steps else ""
                 box(ax, x, y, width, 0.42, words, colour=rank_colour(w.rank), dashed=stuck, size=SMALL)
         if numbers[-1] not in entered:
             _absent(ax, left + column * (len(numbers) - 1), y, w)

@@ -48,6 +48,12 @@ def test_hang_shows_who_waits_in_what_and_who_never_came():
     assert texts.count("all_reduce #2") == 4  # that one all of them left
 
 
+def test_hang_says_in_which_step_a_collective_was_called():
+    texts = draw.texts_of(hang(hung(4, 2, 3), 2, steps=[[0, 1, 2], [0, 1, 2], [0, 2, 3], [0, 1, 2]]))
+    assert texts.count("all_reduce #2\nin step 1") == 3 and texts.count("all_reduce #2\nin step 2") == 1
+    assert texts.count("all_reduce #3: waits 2 s\nin step 2") == 3
+
+
 def test_hang_says_that_a_rank_had_returned_and_shows_the_last_of_many_collectives():
     texts = draw.texts_of(hang(hung(3, 1, 40, "returned"), 2))
     assert "never came: had returned" in texts

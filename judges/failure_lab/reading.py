@@ -16,6 +16,7 @@ from ddp_course.grading.play import Round, Seen
 from judges.failure_lab.last_words import PROGRAMS, Case, provoke
 
 PLAIN = ("KeyError('label {}')", "ValueError('expected {} classes')", "IndexError('row {} of 10')")
+RUNTIME = "RuntimeError('sample {} has no label')"  # the type of most that torch raises
 # A program's own exception may sound like torch's.
 ALIKE = ("TimeoutError('no batch within {} s')", "ConnectionError('the data server closed connection {}')")
 MOST_SHOWN = 110  # letters of a rank's last line
@@ -27,7 +28,7 @@ def act(function, case: tuple[Case, list[str]], rank: int, world_size: int):
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Provoke all failures in turn; rank 0 is the bad one in one of the first four."""
+    """Provoke all failures in turn; rank 0 is the bad one in one of the first four, and once in a mismatch."""
     world_size, number = rng.choice((3, 4)), rng.randint(11, 99)
     details = {
         "skipped-collective": str(rng.randint(0, 2)),
@@ -39,9 +40,16 @@ def rounds(rng: Random) -> list[Round]:
     bad[rng.choice((0, 1, 3))] = 0  # not that of the shape: who sees no difference blames rank 0
     named = [(name, Case(name, rank, detail)) for (name, detail), rank in zip(details.items(), bad, strict=True)]
     other_way = "-1" if details["collective-order"] == "1" else "1"  # the odd one calls what the others called before
-    named.append(("collective-order", Case("collective-order", rng.randrange(world_size), other_way)))
+    odd = rng.randrange(world_size) if bad[1] == 0 else 0
+    named.append(("collective-order", Case("collective-order", odd, other_way)))
     # Never rank 0: to look at it first would be right by chance.
-    for check, exception in (("one-rank-raises", rng.choice(PLAIN)), ("alike", ALIKE[0]), ("alike", ALIKE[1])):
+    own = [
+        ("one-rank-raises", rng.choice(PLAIN)),
+        ("one-rank-raises", RUNTIME),
+        ("alike", ALIKE[0]),
+        ("alike", ALIKE[1]),
+    ]
+    for check, exception in own:
         named.append((check, Case("one-rank-raises", rng.randrange(1, world_size), exception.format(number))))
     named = rng.sample(named, len(named))
     texts = provoke([case for _, case in named], world_size)

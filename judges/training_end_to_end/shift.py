@@ -182,6 +182,13 @@ def other(seen: Seen) -> Fault | None:
     for cause, places, away in mixes(seen.case.first):
         if sum(shifts[place] == shifts[_moved(place, away)] for place in places) > len(places) / 4 + 2:
             return Fault("another seed, epoch or row moves otherwise", "many move alike", cause=cause)
+        crossed = [shifts[place][1] == shifts[_moved(place, away)][0] for place in places]
+        if len(places) == GRID**2 and sum(crossed) > len(places) / 4:  # by chance it is one in nine
+            found, cause = (
+                "its way down is often another's way to the right",
+                "seed one generator, and draw both from it",
+            )
+            return Fault("another seed, epoch or row moves otherwise", found, cause=cause)
     return None
 
 
@@ -202,6 +209,13 @@ def even(seen: Seen) -> Fault | None:
         })  # fmt: skip
         if fault:
             return fault
+    both = Counter(way for shift in shifts for way in shift)
+    rare = ", ".join(f"{way}: {both[way]}" for way in WAYS if not 135 <= both[way] <= 270)
+    if rare:
+        cause = "draw each number from -most to most with the same chance; rounding gives the two ends half a chance"
+        return Fault(
+            f"of {2 * len(shifts)} numbers, each about {2 * len(shifts) // len(WAYS)} times", rare, cause=cause
+        )
     pairs = len(set(shifts)) < 60 and f"{len(set(shifts))} of {len(WAYS) ** 2} pairs occur"
     return first_mistake("down and to the right have nothing in common", {"draw two numbers, one for each way": pairs})
 

@@ -129,6 +129,14 @@ def shifted(image, seed, epoch, row, most):
 """
 
 SHIFTED_WRONG = r"""
+uniform numbers are rounded | even | draw each number from -most to most with the same chance
+    torch.randint(-most, most + 1, (2,), generator=generator) => torch.rand(2, generator=generator).mul(
+        2 * most).sub(most).round().int()
+the second way comes from the generator of the next row | other | seed one generator, and draw both from it
+    generator = torch.Generator().manual_seed(seed * 10**8 + epoch * 10**4 + row) => key = (
+        seed * 10**8 + epoch * 10**4 + row)
+    torch.randint(-most, most + 1, (2,), generator=generator).tolist() => (int(torch.randint(
+        -most, most + 1, (), generator=torch.Generator().manual_seed(key + k))) for k in (0, 1))
 a generator that moves on | same global | the numbers come from a generator that moves on
     , generator=generator =>
 seeds torch's own generator | global | the generator of torch has moved | 60

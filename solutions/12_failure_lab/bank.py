@@ -382,3 +382,41 @@ compares the number of elements, so [4, 2] and [2, 4] pass | size | compare the 
         return None
 """,
 )
+
+WRONG += strangers(
+    "12.1",
+    "",
+    r"""
+an exception of its own is one that is no RuntimeError | one-rank-raises | this failure made the function raise
+    def diagnose(said):
+        own = {}
+        for rank, text in enumerate(said):
+            if found := re.search(r"Rank \d+ is running collective: .*?OpType=(\w+), TensorShape=\[(.*?)\]", text):
+                own[rank] = found.groups()
+        if own:
+            which = 0 if len({call[0] for call in own.values()}) > 1 else 1
+            usual = Counter(call[which] for call in own.values()).most_common(1)[0][0]
+            odd = next(rank for rank, call in own.items() if call[which] != usual)
+            return ("collective-order", "collective-shape")[which], odd
+        for rank, text in enumerate(said):
+            if "Expected to have finished reduction" in text:
+                return "unused-parameters", rank
+        for rank, text in enumerate(said):
+            if text and not re.search(r"^RuntimeError: ", text, re.M):
+                return "one-rank-raises", rank
+        return "skipped-collective", said.index("")
+blames the rank that the first text names as the other one | collective-order | something else than all the others
+    def diagnose(said):
+        for text in said:
+            found = re.search(r"but Rank (\d+) is running.*differ in the following aspects:\s*(.*)", text, re.S)
+            if found:
+                return "collective-order" if "Op type" in found[2] else "collective-shape", int(found[1])
+        for rank, text in enumerate(said):
+            if "did not receive grad for rank" in text:
+                return "unused-parameters", rank
+        for rank, text in enumerate(said):
+            if text and "gloo" not in text and "monitoredBarrier" not in text:
+                return "one-rank-raises", rank
+        return "skipped-collective", said.index("")
+""",
+)

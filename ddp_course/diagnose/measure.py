@@ -1,8 +1,8 @@
 """How fast do these ranks add up a tensor?
 
 First a sum that everybody can check. Then all_reduce over growing sizes: a small one shows the latency, the large
-ones the bandwidth. Algorithm bandwidth is bytes by time. Bus bandwidth multiplies it by 2 (W - 1) / W, the share of
-the bytes that each rank has to send in a ring, so that it can be compared with the network's own speed whatever W is.
+ones the bandwidth. Algorithm bandwidth is bytes divided by time. Bus bandwidth multiplies it by 2 (W - 1) / W, the
+share of the bytes that each rank has to send in a ring, so it can be compared with the network's speed whatever W is.
 
 Source: nccl-tests, doc/PERFORMANCE.md, for the two definitions.
 Left out on purpose: GPUs and NCCL, which nccl-tests measures.

@@ -96,7 +96,7 @@ def _step_legend(ax: Axes, inches: float) -> None:
     # Few words: text is most of a picture's bytes, and a lesson has many of these.
     hidden = Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")
     waited_for = Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed")
-    legend_below(ax, [shade("forward"), shade("backward"), hidden, waited_for], 0.42, inches)
+    legend_below(ax, [shade("forward"), shade("backward"), shade("optimizer"), hidden, waited_for], 0.42, inches)
 
 
 def valley(
@@ -121,9 +121,10 @@ def valley(
     if computing_ms is not None:
         ax.axhline(computing_ms, color=LINE, linestyle="--", label="computing alone")
     ax.set_xticks(places, caps)
-    ax.set_ylim(0, 1.3 * max([*predicted_ms, *(measured_ms or [])]))
+    shown = [*predicted_ms, *(measured_ms or []), *([computing_ms] if computing_ms else [])]
+    ax.set_ylim(0.8 * min(shown), 1.05 * max(shown))
     name_axes(ax, "bucket cap (simulated link)", "step, ms")
-    legend(ax, labelcolor=INK, loc="lower right", ncols=2)
+    legend(ax, labelcolor=INK, loc="upper right", ncols=2)
     return figure
 
 

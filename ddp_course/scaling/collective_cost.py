@@ -5,8 +5,8 @@ to measured times over sizes from some bytes to some MiB. The fit looks at relat
 would decide alone, and alpha, a ten-thousandth of its time, would be noise. What the line does not explain is kept as
 residuals: where they bend, the backend changes its way.
 
-Two bandwidths are usual. Algorithm bandwidth is bytes by time. Bus bandwidth multiplies it by the share of the bytes
-that a rank has to send at least, so that it can be compared with the hardware's own figure at any number of ranks.
+Two bandwidths are usual. Algorithm bandwidth is bytes divided by time. Bus bandwidth multiplies it by the share of the
+bytes that a rank has to send at least, so that it can be compared with the hardware's figure at any number of ranks.
 
 Source: nccl-tests, doc/PERFORMANCE.md, for the sizes, the two bandwidths and their factors.
 Left out on purpose: NCCL and GPUs, which nccl-tests measures, and ranks on several machines, whose clocks differ.

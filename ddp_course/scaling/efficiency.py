@@ -97,7 +97,7 @@ class Scaling:
 
     def table(self) -> str:
         """One line for each number of ranks."""
-        head = ["ranks", "rows/s", "efficiency (95 % interval)", "step", *PARTS]
+        head = ["ranks", "rows/s", "efficiency (95 %)", "step", *(part.split()[0] for part in PARTS)]
         lines = [head]
         for world_size in self.world_sizes:
             rate, part = self.throughput(world_size), self.efficiency(world_size)
@@ -109,7 +109,14 @@ class Scaling:
         shown = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         top = f"{self.mode} scaling of {self.title}" if self.title else f"{self.mode} scaling"
         rounds = len(self.samples[self.base])
-        return "\n".join([f"{top}; {rounds} rounds, times of a step in ms", shown[0], "-" * len(shown[0]), *shown[1:]])
+        return "\n".join(
+            [
+                f"{top}; {rounds} rounds, times of a step in ms",
+                shown[0],
+                "-" * len(shown[0]),
+                *shown[1:],
+            ]
+        )
 
     def explain(self, world_size: int) -> str:
         """Say in words where the missing part went."""

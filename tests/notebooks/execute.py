@@ -112,7 +112,10 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
 def _packed(picture: str) -> str:
     """Return the same pixels in fewer bytes."""
     found = io.BytesIO()
-    Image.open(io.BytesIO(base64.b64decode(picture))).save(found, "PNG", optimize=True)
+    image = Image.open(io.BytesIO(base64.b64decode(picture)))
+    if image.mode == "RGBA" and image.getextrema()[3] == (255, 255):  # nothing shines through
+        image = image.convert("RGB")
+    image.save(found, "PNG", optimize=True)
     return base64.b64encode(found.getvalue()).decode()
 
 

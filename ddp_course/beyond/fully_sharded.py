@@ -33,7 +33,7 @@ def shard_layers(model: nn.Module, reshard_after_forward: bool = True) -> list[n
     Args:
         model: with the same values on every rank: each keeps its pieces of its own values, nothing is sent.
         reshard_after_forward: cut again after forward. False keeps the layers whole until backward is over: that saves
-            an all_gather per unit, and is ZeRO-2 in memory.
+            an all_gather per unit. It is `FSDP (kept)` in `memory.py`.
     Returns:
         The units, in the order of `model.modules()`.
     Collective: none when training is on the CPU; each unit's forward and backward, see `expected_collectives`.

@@ -78,13 +78,17 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """Its name in tables: `DDP`, `ZeRO-1`, `FSDP`, `tensor 8`, `FSDP 16 x tensor 4`."""
+        """Its name in tables: `DDP`, `ZeRO-1`, `FSDP (kept)`, `FSDP`, `tensor 8`, `FSDP 16 x tensor 4`.
+
+        `FSDP (kept)` keeps layers whole from forward to backward (`reshard_after_forward=False`). It divides what
+        ZeRO-2 divides, and between two steps the parameters as well.
+        """
         if self.replicas_in_one_process:
             return "DataParallel"
         shared = [f"tensor {self.tensor}"] * (self.tensor > 1) + [f"pipeline {self.stages}"] * (self.stages > 1)
         if self.data == 1:
             return " x ".join(shared) or "one GPU"
-        over = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")[self.divided]
+        over = ("DDP", "ZeRO-1", "FSDP (kept)", "FSDP")[self.divided]
         return " x ".join([f"{over} {self.data}", *shared]) if shared else over
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any
 
 from ddp_course.beyond.activations import Unit
@@ -25,6 +26,7 @@ __all__ = ["Plan", "in_torch", "plan", "to_bytes", "to_count"]
 GB = 1e9
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 COUNTS = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+WIDEST = 98  # letters of a line of advice, so that a notebook does not cut it
 TIMES = (2, 4, 8, 16, 32, 64)  # as many GPUs, when looking for how many would do
 
 
@@ -189,16 +191,16 @@ def _heading(question: Question) -> str:
     tokens = f"{question.local_batch} x {question.sequence} tokens for each replica"
     recomputed = ", activations recomputed" if question.checkpointing else ""
     shape = f"{layers} layers, {hidden} wide{guessed}"
-    return f"{count} parameters ({shape}) on {where}\n{tokens}{recomputed}; {how}"
+    return f"{count} parameters ({shape})\non {where}, {tokens}{recomputed}\n{how}"
 
 
 def _table(answer: Plan) -> list[str]:
-    heads = ("param.", "grad.", "state", "activ.", "buckets", "temp.")
+    heads = ("param.", "grad.", "state", "activ.", "bucket", "temp.")
     width = max(len(option.name) for option in answer.options)
     unit, size = ("GB", GB) if answer.question.usable >= GB else ("MB", 1e6)
-    lines = [f"{unit + ' a GPU':{width}} {' '.join(f'{head:>7}' for head in heads)} {'sum':>7}  fits  fullest in"]
+    lines = [f"{unit + ' a GPU':{width}} {' '.join(f'{head:>6}' for head in heads)} {'sum':>7}  fits  fullest in"]
     for option in answer.options:
-        parts = " ".join(f"{part / size:7.1f}" for part in option.memory.parts().values())
+        parts = " ".join(f"{part / size:6.1f}" for part in option.memory.parts().values())
         verdict = "yes" if option.fits else "no"
         total = option.memory.total / size
         lines.append(f"{option.name:{width}} {parts} {total:7.1f}  {verdict:4}  {option.memory.moment}")
@@ -212,7 +214,7 @@ def _communication(answer: Plan) -> list[str]:
     lines = [f"{'a step':{width}} {'rows':>6}  a rank sends"]
     for option in answer.options:
         sent = ", ".join(f"{_gb(size)} {what}" for what, size in option.sends.items()) or "nothing"
-        waits = f"; a stage waits {option.bubble:.0%} of the time" if option.bubble else ""
+        waits = f"; a stage waits {option.bubble:.0%}" if option.bubble else ""
         lines.append(f"{option.name:{width}} {option.rows:6}  {sent}{waits}")
     return lines
 
@@ -220,7 +222,8 @@ def _communication(answer: Plan) -> list[str]:
 def _advice(answer: Plan) -> list[str]:
     best = answer.recommended
     made = [f"In torch: {in_torch(best.strategy)}."] if best else []
-    return [answer.reasons, *made, *(f"- {change}" for change in answer.changes)]
+    said = [answer.reasons, *made, *(f"- {change}" for change in answer.changes)]
+    return [line for each in said for line in wrap(each, WIDEST)]
 
 
 def in_torch(strategy: Strategy) -> str:

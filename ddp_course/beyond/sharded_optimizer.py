@@ -132,7 +132,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _send_share(self, owner: int) -> None:
         """Bring the parameters of one rank to the others; one rank after the other keeps the copy small."""
-        trainable = [param for param, other in self._owner.items() if other == owner and param.requires_grad]
+        trainable = [p for p, other in self._owner.items() if other == owner and p.requires_grad]
         for _, params in groupby(sorted(trainable, key=_kind), key=_kind):
             values = [param.detach() for param in params]
             flat = torch.cat([value.reshape(-1) for value in values])

@@ -6,53 +6,86 @@ Read next: lesson 17, notebooks/17_beyond_ddp.ipynb.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ddp_course.draw.charts import chart, legend, page
-from ddp_course.draw.shapes import arrow, box, canvas, label
-from ddp_course.draw.style import ALARM, FAINT, INK, LABEL, LINE, MUTED, PAPER, RANK_COLOURS, SMALL, rank_colour, tint
+from ddp_course.draw.charts import chart, headline, legend, page
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
+from ddp_course.draw.style import (
+    ALARM,
+    FAINT,
+    HEADING,
+    INK,
+    LABEL,
+    LINE,
+    MUTED,
+    PAPER,
+    RANK_COLOURS,
+    SMALL,
+    rank_colour,
+    tint,
+)
 
 # One colour for each part, in the order in which the bars stack them.
 PARTS = dict(
     zip(("parameters", "gradients", "state", "activations", "buckets", "temporary"), RANK_COLOURS, strict=False)
 )
 SIZES = {"GB": 1e9, "MB": 1e6}
+COMPUTING = "parameters while the first layer computes"
 PHASES = {"": "zero_grad", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
 def holdings(world_size: int = 4) -> Figure:
-    """For each strategy, which parts of the model a rank holds between two steps: filled is held, white is not."""
-    strategies = ("DDP", "ZeRO-1", "ZeRO-3 (FSDP)", "tensor parallel", "pipeline")
-    kinds = ("parameters", "gradients", "state")
-    figure, ax = canvas(3.05)
-    width, row, layers = 1.24, 0.42, 4
+    """What rank 0 holds under each strategy, between two steps and while its first layer computes."""
+    strategies = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP (ZeRO-3)", "tensor parallel", "pipeline")
+    kinds = ("parameters", "gradients", "state", COMPUTING)
+    figure, ax = canvas(4.0)
+    width, row, layers = 0.98, 0.64, 4
     for column, strategy in enumerate(strategies):
-        left = 1.28 + column * (width + 0.1)
-        label(ax, left + width / 2, 2.85, strategy, bold=True, size=SMALL)
+        left = 1.5 + column * (width + 0.1)
+        label(ax, left + width / 2, 3.72, strategy.replace(" ", "\n"), bold=True, size=SMALL)
         for line, kind in enumerate(kinds):
-            bottom = 1.95 - line * 0.82
+            bottom = 2.75 - line * 0.82
             if not column:
-                label(ax, 0.1, bottom + row / 2 + 0.12, kind, align="left", size=SMALL)
+                label(
+                    ax,
+                    0.1,
+                    bottom + row / 2,
+                    kind.replace("while ", "while\n").replace("layer ", "layer\n"),
+                    align="left",
+                    size=SMALL,
+                )
             for layer in range(layers):
                 for part in range(world_size):
-                    held = _held(strategy, kind, layer, part)
-                    # A layer is a bar; its parts are what a strategy can deal out.
+                    # A layer is a bar; its parts are what a strategy can divide.
                     x, y = left + part * width / world_size, bottom + (layers - 1 - layer) * 0.17
-                    face = tint(PARTS[kind], 0.75) if held else PAPER
+                    face = _shade(strategy, kind, layer, part)
                     ax.add_patch(Rectangle((x, y), width / world_size, 0.14, facecolor=face, edgecolor=LINE, lw=0.6))
-    label(ax, 0.1, 0.13, f"rank 0 of {world_size}; four bars are four layers", align="left", size=SMALL, ink=MUTED)
+    key = f"rank 0 of {world_size}; four bars are four layers; light: gathered from the other ranks for a moment"
+    label(ax, 0.1, 0.12, key, align="left", size=SMALL, ink=MUTED)
+    finding(ax, "FSDP and tensor parallel keep the same share; FSDP makes a layer whole to compute")
     return figure
+
+
+def _shade(strategy: str, kind: str, layer: int, part: int) -> tuple[float, float, float] | str:
+    computing = kind == COMPUTING
+    colour = PARTS["parameters" if computing else kind]
+    if _held(strategy, "parameters" if computing else kind, layer, part):
+        return tint(colour, 0.75)
+    gathered = computing and strategy.startswith("FSDP") and layer == 0
+    return tint(colour, 0.28) if gathered else PAPER
 
 
 def _held(strategy: str, kind: str, layer: int, part: int) -> bool:
     """Whether rank 0 holds this part of this layer between two steps."""
     if strategy == "ZeRO-1":
-        return kind != "state" or layer == 0  # whole parameters are dealt out
+        return kind != "state" or layer == 0  # whole parameters are dealt to the ranks
+    if strategy == "ZeRO-2":
+        return kind == "parameters" or part == 0
     if strategy == "pipeline":
         return layer == 0
     return strategy == "DDP" or part == 0
@@ -74,7 +107,7 @@ def memory_bars(
         unit: "GB" or "MB", powers of ten.
     """
     size = SIZES[unit]
-    figure, ax = chart(1.15 + 0.36 * len(rows))
+    figure, ax = chart(1.45 + 0.36 * len(rows))
     _stack(ax, [parts for _, parts in rows], size)
     totals = [sum(parts.values()) / size for _, parts in rows]
     longest = max(totals)
@@ -87,21 +120,42 @@ def memory_bars(
     if measured is not None:
         peaks = [each / size for each in measured]
         handles += ax.plot(peaks, range(len(rows)), "|", ms=17, mew=2.4, color=INK, label="measured peak")
-        longest = max(longest, *peaks)
+        longest = 1.08 * max(longest, *peaks)
+        for line, (peak, total) in enumerate(zip(peaks, totals, strict=True)):
+            ax.text(max(peak, total) + 0.01 * longest, line, f"{peak:.1f}", va="center", fontsize=SMALL, color=INK)
     ax.set(xlim=(0, longest * 1.04), yticks=range(len(rows)), yticklabels=[name for name, _ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"{unit} on one rank", fontsize=LABEL)
-    legend(figure, handles=handles, loc="outside upper center", ncols=4)
+    headline(ax, _what_bars_show(rows, totals, None if limit is None else limit / size, measured, unit))
+    legend(figure, handles=handles, loc="outside lower center", ncols=4)
     return figure
 
 
+def _what_bars_show(
+    rows: Sequence[tuple[str, object]],
+    totals: Sequence[float],
+    limit: float | None,
+    measured: Sequence[float] | None,
+    unit: str,
+) -> str:
+    if measured is not None:
+        off = max(abs(total * SIZES[unit] / peak - 1) for total, peak in zip(totals, measured, strict=True))
+        return f"The sums worked out are within {off:.0%} of the measured peaks"
+    most = max(range(len(rows)), key=totals.__getitem__)
+    needs = f"{rows[most][0]} needs {totals[most]:.0f} {unit}"
+    if limit is None:
+        return needs
+    return f"{sum(total <= limit for total in totals)} of {len(rows)} strategies fit into {limit:.0f} {unit}; {needs}"
+
+
 def _stack(ax: Axes, bars: Sequence[Mapping[str, float]], size: float) -> None:
-    for line, parts in enumerate(bars):
-        left = 0.0
-        for name, colour in PARTS.items():
-            ax.barh(line, parts[name] / size, left=left, height=0.62, color=tint(colour, 0.8), edgecolor=PAPER, lw=0.6)
-            left += parts[name] / size
+    left = [0.0] * len(bars)
+    for name, colour in PARTS.items():  # one call for each part: its numbers stay together in the words for the picture
+        widths = [parts[name] / size for parts in bars]
+        look = {"color": tint(colour, 0.8), "edgecolor": PAPER, "lw": 0.6}
+        ax.barh(range(len(bars)), widths, left=left, height=0.62, label=name, **look)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
 
 
 def _name_cut_bars(ax: Axes, totals: Sequence[float], longest: float, unit: str) -> None:
@@ -119,7 +173,7 @@ def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
         histories: for each name, phase and bytes after each operation, as `measured_peak` returns them.
     """
     size = SIZES["MB"]
-    figure = page(2.6)
+    figure = page(2.85)
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
     top = max(count for history in histories.values() for _, count in history) / size
     for ax, (name, history) in zip(panels, histories.items(), strict=True):
@@ -129,10 +183,26 @@ def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
         ax.fill_between(places, alive, step="post", color=FAINT)
         ax.step(places, alive, where="post", color=INK, lw=1)
         _phases(ax, [phase for phase, _ in history], top)
+        fullest = alive.index(max(alive))
+        ax.plot(fullest, alive[fullest], "o", ms=4.5, color=ALARM)
+        ax.text(fullest + 0.025 * len(alive), alive[fullest], f"{alive[fullest]:.0f} MB", fontsize=SMALL, color=ALARM)
         ax.set(xlim=(0, len(history)), ylim=(0, top * 1.22), xticks=[])
         ax.set_xlabel(f"operations of one step: {name}", fontsize=SMALL)
     panels[0].set_ylabel("MB alive", fontsize=LABEL)
+    text = f"Memory is fullest {_when_fullest(histories.values())}"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
     return figure
+
+
+def _when_fullest(histories: Iterable[Sequence[tuple[str, int]]]) -> str:
+    """Say in which phase the peaks are; near the border of forward and backward, say that."""
+    when = []
+    for history in histories:
+        fullest = max(range(len(history)), key=lambda at: history[at][1])
+        turn = max((at for at, (phase, _) in enumerate(history) if phase == "forward"), default=-len(history))
+        near = abs(fullest - turn) <= 0.12 * len(history) and history[fullest][0] in ("forward", "backward")
+        when.append("where forward ends and backward begins" if near else f"in {PHASES[history[fullest][0]]}")
+    return " or ".join(dict.fromkeys(when))
 
 
 def _phases(ax: Axes, phases: Sequence[str], top: float) -> None:
@@ -166,9 +236,20 @@ def pipeline_passes(tables: Mapping[str, Sequence[Sequence[tuple[str, int] | Non
             for tick, step in enumerate(row):
                 _pass(ax, 0.95 + tick * cell, y, cell, stage, step)
         top -= 0.32 * len(table) + 0.42
-    meaning = "light: forward   dark: backward   white: the stage waits"
+    meaning = "time runs to the right; number: micro-batch; light: forward; dark: backward; white: the stage waits"
     label(ax, 0.1, 0.15, meaning, align="left", size=SMALL, ink=MUTED)
+    finding(ax, _what_passes_show(tables))
     return figure
+
+
+def _what_passes_show(tables: Mapping[str, Sequence[Sequence[tuple[str, int] | None]]]) -> str:
+    waits, kept = [], []
+    for table in tables.values():
+        waits.append(f"{sum(step is None for row in table for step in row) / sum(map(len, table)):.0%}")
+        passes = [1 if step[0] == "forward" else -1 for step in table[0] if step]
+        kept.append(str(max(accumulate(passes))))
+    names, shares = " and ".join(tables), " and ".join(dict.fromkeys(waits))
+    return f"{names} wait {shares} of the time; stage 0 keeps {' and '.join(kept)} micro-batches"
 
 
 def _pass(ax: Axes, x: float, y: float, cell: float, stage: int, step: tuple[str, int] | None) -> None:
@@ -182,22 +263,26 @@ def _pass(ax: Axes, x: float, y: float, cell: float, stage: int, step: tuple[str
 
 def decision() -> Figure:
     """The questions that lead from a model to a strategy, the cheapest answer first."""
-    figure, ax = canvas(4.3)
     steps = (
-        ("Do model, state and activations fit on one GPU?", "DDP"),
-        ("Do they fit with recomputed activations?", "DDP + checkpointing"),
-        ("Do they fit with the state divided?", "ZeRO-1"),
-        ("Do they fit with all divided, one block whole?", "FSDP"),
-        ("Is one block, or its activations, too large?", "+ tensor parallel, in a node"),
-        ("Are links between nodes too slow to gather?", "+ pipeline between nodes"),
+        ("Do weights, gradients, state and activations fit?", "DDP"),
+        ("With activations recomputed?", "DDP + recomputation"),
+        ("With the state divided?", "ZeRO-1"),
+        ("With all divided, layers whole until backward?", "FSDP (kept)"),
+        ("With all divided, one block whole at a time?", "FSDP"),
+        ("With each block divided too, inside a node?", "FSDP + tensor parallel"),
+        ("With the layers dealt to nodes by depth?", "+ pipeline between nodes"),
     )
+    height = 0.56 * (len(steps) + 1) + 0.1
+    figure, ax = canvas(height)
     for line, (question, answer) in enumerate(steps):
-        y = 3.68 - line * 0.68
-        box(ax, 0.1, y, 4.25, 0.46, question, size=SMALL)
-        arrow(ax, (4.4, y + 0.23), (5.1, y + 0.23))
-        label(ax, 4.72, y + 0.34, "yes", size=SMALL - 1, ink=MUTED)
-        box(ax, 5.15, y, 2.7, 0.46, answer, colour=rank_colour(0 if line < 2 else 2), bold=True, size=SMALL)
-        if line < len(steps) - 1:
-            arrow(ax, (2.2, y - 0.02), (2.2, y - 0.2))
-            label(ax, 2.45, y - 0.11, "no" if line < 3 else "then", size=SMALL - 1, ink=MUTED)
+        y = height - 0.5 - line * 0.56
+        box(ax, 0.1, y, 4.25, 0.38, question, size=SMALL)
+        arrow(ax, (4.4, y + 0.19), (5.1, y + 0.19))
+        label(ax, 4.72, y + 0.29, "yes", size=SMALL - 1, ink=MUTED)
+        box(ax, 5.15, y, 2.7, 0.38, answer, colour=rank_colour(0 if line < 2 else 2), bold=True, size=SMALL)
+        arrow(ax, (2.2, y - 0.02), (2.2, y - 0.16))
+        label(ax, 2.45, y - 0.09, "no", size=SMALL - 1, ink=MUTED)
+    last = height - 0.5 - len(steps) * 0.56
+    box(ax, 0.1, last, 4.25, 0.38, "more GPUs, or CPU offload", bold=True, size=SMALL)
+    finding(ax, "Take the first that fits: each later one is harder to set up and to debug")
     return figure

@@ -58,6 +58,10 @@ def _axes(axes: Axes) -> Iterator[str]:
 
 def _line(line: Line2D) -> Iterator[str]:
     values = [float(value) for value in line.get_ydata() if value == value]
+    places = {float(value) for value in line.get_xdata()} if line.get_transform() != line.axes.transData else ()
+    if len(places) == 1:  # drawn by axvline: its own heights mean nothing
+        yield f"Line{_of(line.get_label())} at {numbers([*places])}."
+        return
     if len(values) > 1 and (not str(line.get_label()).startswith("_") or len(set(values)) > 1):
         yield f"Line{_of(line.get_label())}: {numbers(values)}."
 

@@ -109,7 +109,7 @@ def test_sizes_and_counts():
 def test_the_command_prints_a_table_and_json(capsys):
     assert command(["plan", "--params", "7e9", "--gpus", "8", "--gpu-memory", "80GB"]) == 0
     said = capsys.readouterr().out
-    assert "ZeRO-1" in said and "Take ZeRO-2" in said and "In torch: fully_shard" in said
+    assert "ZeRO-1" in said and "Take FSDP (kept)" in said and "In torch: fully_shard" in said
     assert command(["plan", "--params", "7e10", "--gpus", "8", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["recommended"] is None and answer["changes"]

@@ -52,4 +52,23 @@ def test_rank_0_holds_a_quarter_under_fsdp_and_all_under_ddp():
     def held(strategy, kind):
         return sum(_held(strategy, kind, layer, part) for layer in range(4) for part in range(4))
 
-    assert (held("DDP", "state"), held("ZeRO-1", "state"), held("ZeRO-3 (FSDP)", "parameters")) == (16, 4, 4)
+    assert (held("DDP", "state"), held("ZeRO-1", "state"), held("FSDP (ZeRO-3)", "parameters")) == (16, 4, 4)
+    assert (held("ZeRO-2", "parameters"), held("ZeRO-2", "gradients"), held("ZeRO-2", "state")) == (16, 4, 4)
+
+
+def test_titles_say_what_the_numbers_say():
+    def title(figure):
+        return next(text for ax in figure.axes if (text := ax.get_title("left")))
+
+    bars = [("a", parts(1e9, 0, 0, 0, 0, 0)), ("b", parts(4e9, 0, 0, 0, 0, 0))]
+    assert title(draw.memory_bars(bars, 2e9)) == "1 of 2 strategies fit into 2 GB; b needs 4 GB"
+    assert "within 25%" in title(draw.memory_bars(bars, measured=[0.8e9, 4e9]))
+    tables = {"GPipe": timetable("gpipe", 4, 6), "1F1B": timetable("1f1b", 4, 6)}
+    assert title(draw.pipeline_passes(tables)).endswith("wait 33% of the time; stage 0 keeps 6 and 4 micro-batches")
+
+
+def test_the_fullest_moment_is_named_with_its_phase():
+    early = [("forward", 1), ("forward", 2), *[("backward", 1)] * 20]
+    late = [*[("forward", 1)] * 20, ("backward", 1), *[("optimizer", 5)] * 20]
+    assert draw.live_bytes({"DDP": early}).get_suptitle().endswith("where forward ends and backward begins")
+    assert draw.live_bytes({"DDP": late}).get_suptitle().endswith("in optimizer")

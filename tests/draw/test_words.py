@@ -24,6 +24,11 @@ def test_a_line_of_few_points_is_told_whole_and_of_many_its_ends_and_range(axes)
     assert 'Line "one process": 100 values, from 50 to 49, between 0 and 50.' in said
 
 
+def test_a_limit_is_told_by_its_place(axes):
+    axes.axvline(72, label="may be filled")
+    assert 'Line "may be filled" at 72.' in words.described(axes.figure)
+
+
 def test_bars_are_told_with_their_names_whichever_way_they_lie(axes):
     axes.barh(["gradients", "statistics"], [45, 0.02], label="MB")
     said = words.described(axes.figure)

@@ -17,7 +17,7 @@ from ddp_course.draw.end_to_end import (
     number_formats,
 )
 from ddp_course.draw.failures import hang, ladder, lateness
-from ddp_course.draw.games import cart_poses, episode_ends, players, return_curves, seed_table
+from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
 from ddp_course.draw.levers import lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
@@ -89,6 +89,7 @@ __all__ = [
     "rank_map",
     "rendezvous",
     "resume_differences",
+    "return_bands",
     "return_curves",
     "ring_steps",
     "scaling_curve",

@@ -12,9 +12,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import legend, name_axes, page, plain_axes
-from ddp_course.draw.shapes import arrow, box, canvas, label
-from ddp_course.draw.style import ALARM, FAINT, INK, LINE, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.charts import headline, legend, name_axes, page, plain_axes
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
+from ddp_course.draw.style import (
+    ALARM,
+    FAINT,
+    HEADING,
+    INK,
+    LINE,
+    MUTED,
+    RANK_COLOURS,
+    SHARED,
+    SMALL,
+    WIDTH,
+    rank_colour,
+)
 
 TRACK = 2.4  # the cart may leave the middle by so much
 DASHES = ("-", "--", ":", "-.")
@@ -35,6 +47,8 @@ def cart_poses(episodes: Mapping[str, Sequence[Sequence[float]]], moments: int =
             step = round(i * (len(states) - 1) / (moments - 1))
             _cart(ax, 0.15 + i * 1.3, bottom, states[step], step)
     ax.set_aspect("equal")
+    lasted = ", ".join(f"{name} {len(states) - 1}" for name, states in episodes.items())
+    finding(ax, f"Steps until the episode ends: {lasted} (red: the pole or the cart is lost)")
     return figure
 
 
@@ -49,11 +63,11 @@ def _cart(ax: Axes, left: float, bottom: float, state: Sequence[float], step: in
     ax.add_patch(Rectangle((middle - 0.1, ground), 0.2, 0.11, color=ALARM if lost else RANK_COLOURS[0], zorder=3))
     tip = (middle + 0.55 * math.sin(angle), ground + 0.11 + 0.55 * math.cos(angle))
     ax.plot([middle, tip[0]], [ground + 0.11, tip[1]], color=ALARM if lost else RANK_COLOURS[1], linewidth=3, zorder=4)
-    label(ax, left + 0.6, bottom + 0.12, f"step {step}", size=SMALL, ink=MUTED)
+    label(ax, left + 0.6, bottom + 0.12, f"step {step}: {round(math.degrees(angle))}°", size=SMALL, ink=MUTED)
 
 
 def players(world_size: int = 2, num_envs: int = 8) -> Figure:
-    """One iteration: each rank plays games of its own, and two things are averaged or added up over the ranks."""
+    """One turn: each rank plays games of its own, and two things are averaged or added up over the ranks."""
     figure, ax = canvas(3.6)
     width = (WIDTH - 0.2) / world_size
     for rank in range(world_size):
@@ -70,13 +84,14 @@ def players(world_size: int = 2, num_envs: int = 8) -> Figure:
     label(ax, WIDTH / 2, 2.85, "before learning: sums and counts of advantages and returns, five numbers", size=SMALL)
     label(ax, WIDTH / 2, 2.58, "in each learning step: the gradient, averaged by DDP. No state, no action, no reward",
           size=SMALL)  # fmt: skip
+    finding(ax, "Each rank plays games of its own; only gradients and five sums travel")
     return figure
 
 
 def episode_ends() -> Figure:
     """The rows around an end of each kind: what follows the last row, and which row nobody learns from."""
-    figure, ax = canvas(2.85)
-    cases = (("terminated", "the pole fell", "value 0", ALARM), ("truncated", "time limit", "the critic's", SHARED))
+    figure, ax = canvas(2.95)
+    cases = (("terminated", "the pole fell", "value 0", ALARM), ("truncated", "time limit", "critic's value", SHARED))
     for row, (kind, why, after, colour) in enumerate(cases):
         y = 1.75 - 1.35 * row
         label(ax, 0.15, y + 0.42, kind, bold=True, align="left")
@@ -89,36 +104,86 @@ def episode_ends() -> Figure:
                 ink=MUTED if empty else INK)  # fmt: skip
         label(ax, 1.5 + 1.07 * 2 + 0.5, y - 0.2, f"then: {after}", size=SMALL, bold=True, ink=colour)
         label(ax, 1.5 + 1.07 * 3 + 0.5, y + 0.78, "reward 0, left out", size=SMALL, ink=MUTED)
-    label(ax, 1.5, 2.68, "one episode", size=SMALL, ink=RANK_COLOURS[0], align="left")
-    label(ax, 1.5 + 1.07 * 4, 2.68, "the next one", size=SMALL, ink=RANK_COLOURS[2], align="left")
+    label(ax, 1.5, 2.8, "one episode", size=SMALL, ink=RANK_COLOURS[0], align="left")
+    label(ax, 1.5 + 1.07 * 4, 2.8, "the next episode", size=SMALL, ink=RANK_COLOURS[2], align="left")
+    finding(ax, "Nothing follows a fall; the critic's value follows a time limit; one row is left out")
     return figure
 
 
 def return_curves(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float | None]]], solved: float = 475.0, window: int = 5
 ) -> Figure:
-    """Mean return against the environment steps of all ranks, and against the iterations beside it.
+    """Mean return against the environment steps of all ranks, and of several runs against the turns beside it.
 
     Args:
-        curves: for each run the steps after each iteration, and the mean return of the episodes that ended in it.
-        window: so many iterations with an ended episode are averaged for a point.
+        curves: for each run the steps after each turn, and the mean return of the episodes that ended in it.
+        window: so many turns with an ended episode are averaged for a point.
     """
     figure = page(3.4)
-    first, second = figure.subplots(1, 2, sharey=True)
-    for ax in (first, second):
+    panels = figure.subplots(1, 2 if len(curves) > 1 else 1, sharey=True, squeeze=False)[0]
+    first, second = panels[0], panels[-1]
+    for ax in panels:
         plain_axes(ax)
     for (name, (steps, returns)), dash, colour in zip(curves.items(), DASHES, RANK_COLOURS, strict=False):
         places, values = _running_mean(returns, window)
         style = {"color": colour, "linestyle": dash, "linewidth": 2}
         first.plot([steps[i] for i in places], values, label=name, **style)
-        second.plot([i + 1 for i in places], values, **style)
-    for ax, what in ((first, "steps of all ranks' games"), (second, "iterations")):
-        ax.axhline(solved, color=MUTED, linewidth=1)
+        if second is not first:
+            second.plot([i + 1 for i in places], values, **style)
+    for ax, what in zip(panels, ("steps of all ranks' games", "turns"), strict=False):
+        ax.axhline(solved, color=MUTED, linewidth=1, label=f"solved: {solved:.0f}" if ax is first else None)
         name_axes(ax, what, "mean return" if ax is first else "")
     first.locator_params(axis="x", nbins=6)
     first.set_ylim(0, 520)
     legend(first, loc="lower right")
+    ended = [f"{name} {_running_mean(returns, window)[1][-1]:.0f}" for name, (_, returns) in curves.items()]
+    headline(first, f"Mean return at the end: {', '.join(ended)}")
     return figure
+
+
+def return_bands(
+    runs: Mapping[str, Sequence[tuple[Sequence[float | None], float]]], solved: float = 475.0, window: int = 5
+) -> Figure:
+    """Mean return over several seeds, with the lowest and the highest: against the turns, and against seconds.
+
+    Args:
+        runs: for each name and each seed, the mean return of the episodes that ended in each turn, and the seconds
+            that all turns took.
+        window: so many turns are averaged for a point; a turn without an ended episode has the return of the last one.
+    """
+    figure = page(3.6)
+    panels = figure.subplots(1, 2, sharey=True)
+    ends, paces, many = [], [], len(next(iter(runs.values())))
+    for (name, seeds), dash, colour in zip(runs.items(), DASHES, RANK_COLOURS, strict=False):
+        curves = [_without_gaps(returns, window) for returns, _ in seeds]
+        middle = [sum(at) / len(at) for at in zip(*curves, strict=True)]
+        low, high = ([most(at) for at in zip(*curves, strict=True)] for most in (min, max))
+        turns = len(middle)
+        paces.append(sum(seconds for _, seconds in seeds) / len(seeds) / turns)
+        ends.append(f"{name} {middle[-1]:.0f}")
+        for ax, scale in zip(panels, (1, paces[-1]), strict=True):
+            places = [(turn + 1) * scale for turn in range(turns)]
+            ax.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
+            ax.plot(places, middle, label=name, color=colour, linestyle=dash, linewidth=2)
+    for ax, what in zip(panels, ("turns", "seconds on this machine"), strict=True):
+        plain_axes(ax)
+        ax.axhline(solved, color=MUTED, linewidth=1, label=f"solved: {solved:.0f}")
+        name_axes(ax, what, f"mean return of {many} seeds; shaded: range" if ax is panels[0] else "")
+    panels[0].set_ylim(0, 520)
+    legend(panels[0], loc="upper left", bbox_to_anchor=(0, 0.9))
+    slower = f"; a turn takes {paces[-1] / paces[0]:.1f} times as long" if len(paces) > 1 else ""
+    title = f"Return after {turns} turns: {', '.join(ends)}{slower}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
+    return figure
+
+
+def _without_gaps(values: Sequence[float | None], window: int) -> list[float]:
+    """Fill each gap with the value before it, and return the running mean."""
+    filled: list[float] = []
+    first = next((value for value in values if value is not None), 0.0)
+    for value in values:
+        filled.append(value if value is not None else filled[-1] if filled else first)
+    return _running_mean(filled, window)[1]
 
 
 def _running_mean(values: Sequence[float | None], window: int) -> tuple[list[int], list[float]]:
@@ -148,4 +213,7 @@ def seed_table(seeds: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
                 twice = flat.count(seed) > 1
                 box(ax, x + 0.8 + rank * cell + 0.03, y + 0.02, cell - 0.06, 0.34, f"{seed}", size=SMALL,
                     colour=ALARM if twice else rank_colour(rank), dashed=twice)  # fmt: skip
+    different = [f"{name} {len(set(sum(map(list, runs), [])))}" for name, runs in seeds.items()]
+    of = sum(map(len, next(iter(seeds.values()))))
+    finding(ax, f"Different seeds of {of}: {', '.join(different)} (dashed: used more than once)")
     return figure

@@ -36,7 +36,8 @@ def _axes(axes: Axes) -> Iterator[str]:
     if labels:
         yield f"Axes: {', '.join(labels)}."
     for line in axes.lines:
-        yield from _line(line)
+        if axes.axison or not str(line.get_label()).startswith("_"):  # else it is a stroke of a drawing
+            yield from _line(line)
     for bars in axes.containers:
         widths = getattr(bars, "orientation", "vertical") == "horizontal"
         values = [each.get_width() if widths else each.get_height() for each in getattr(bars, "patches", [])]

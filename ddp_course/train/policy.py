@@ -62,7 +62,7 @@ class PolicyConfig(Options):
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What one rank brings home. Lists have one entry for each iteration."""
+    """What one rank returns. Lists have one entry for each iteration."""
 
     rank: int
     world_size: int
@@ -219,6 +219,6 @@ def policy_loss(replica: nn.Module, batch: Batch, clip: float, value_weight: flo
     clipped_R = ratio_R.clamp(1 - clip, 1 + clip)
     gain_R = torch.minimum(ratio_R * batch.advantage_R, clipped_R * batch.advantage_R)
     row_loss_R = value_weight * (value_R - batch.target_R).square() - gain_R
-    # DDP divides the sum over the ranks by the world size. A mean over this rank's rows would let a rank with few
-    # rows give each of them more weight.
+    # DDP divides the sum over the ranks by the world size. A mean over this rank's rows would let
+    # a rank with few rows give each of them more weight.
     return batch.share * row_loss_R.sum()

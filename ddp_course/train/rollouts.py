@@ -46,7 +46,8 @@ def stream_seed(seed: int, rank: int, stream: str) -> int:
         ValueError: one of the three is out of range.
     """
     if seed < 0 or not 0 <= rank < MAX_RANKS or stream not in STREAMS:
-        raise ValueError(f"no seed for {seed=}, {rank=}, {stream=}: seed >= 0, rank < {MAX_RANKS}, one of {STREAMS}")
+        possible = f"seed >= 0, rank < {MAX_RANKS}, one of {STREAMS}"
+        raise ValueError(f"no seed for {seed=}, {rank=}, {stream=}: {possible}")
     return (seed * MAX_RANKS + rank) * len(STREAMS) + STREAMS.index(stream)
 
 

@@ -5,13 +5,17 @@ import math
 import pytest
 
 from ddp_course import draw
-from ddp_course.draw.games import cart_poses, episode_ends, players, return_curves, seed_table
+from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 
 FALLS = [(0.02 * i, 0.1, 0.022 * i, 0.5) for i in range(11)]  # 0.22 rad at the end: lost
 STANDS = [(-0.004 * i, 0.0, 0.02 * (-1) ** i, 0.0) for i in range(500)]
 CURVES = {
     "1 rank": ([250 * i for i in range(1, 41)], [None, 20.0, *(20.0 + 10 * i for i in range(38))]),
     "2 ranks": ([500 * i for i in range(1, 41)], [20.0 + 12 * i for i in range(40)]),
+}
+BANDS = {
+    "1 rank": [([None, 20.0, None, 60.0], 2.0), ([10.0, 30.0, 50.0, 100.0], 2.0)],
+    "2 ranks": [([30.0] * 4, 4.0), ([50.0] * 4, 4.0)],
 }
 SEEDS = {
     "seed + rank": [[r + s for r in range(3)] for s in range(3)],
@@ -27,6 +31,8 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         players(3, 16),
         episode_ends(),
         return_curves(CURVES),
+        return_curves({"2 ranks": CURVES["2 ranks"]}),
+        return_bands(BANDS),
         seed_table(SEEDS),
     )
     readable(pictures)
@@ -50,6 +56,21 @@ def test_curves_leave_out_iterations_without_an_end_and_average_the_last_ones():
     assert list(one.get_xdata())[:2] == [500, 750] and list(one.get_ydata())[:3] == [20, 20, 25]
     assert list(two.get_ydata())[:3] == [20, 26, 38]
     assert list(second.lines[0].get_xdata())[:2] == [2, 3]
+
+
+def test_bands_hold_the_mean_and_the_range_of_the_seeds_and_the_seconds_of_a_turn():
+    figure = return_bands(BANDS, window=1)
+    turns, seconds = figure.axes
+    assert list(turns.lines[0].get_ydata()) == [15, 25, 35, 80]  # gaps: the value before, or the first there is
+    assert list(turns.lines[0].get_xdata()) == [1, 2, 3, 4] and list(seconds.lines[1].get_xdata()) == [1, 2, 3, 4]
+    ranges = [max(part.get_paths()[0].vertices[:, 1]) for part in turns.collections]
+    assert ranges == [100, 50]
+    assert "1 rank 80, 2 ranks 40; a turn takes 2.0 times as long" in figure.get_suptitle()
+
+
+def test_one_run_alone_has_one_panel():
+    figure = return_curves({"2 ranks": CURVES["2 ranks"]})
+    assert len(figure.axes) == 1 and figure.axes[0].get_title("left").startswith("Mean return at the end: 2 ranks ")
 
 
 def test_seeds_that_occur_twice_are_dashed():

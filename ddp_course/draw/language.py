@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import chart, legend
-from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.charts import chart, headline, legend
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import FAINT, INK, LABEL, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 LEFT = 1.35  # inches for the names of the rows
@@ -47,6 +47,7 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
         box(ax, LEFT + rank, 0.1, 0.2, 0.2, colour=rank_colour(rank))
         label(ax, LEFT + rank + 0.28, 0.2, f"rank {rank}", align="left", size=SMALL)
     label(ax, LEFT + world_size + 0.1, 0.2, "filled: read; grey: left out", align="left", size=SMALL, ink=MUTED)
+    finding(ax, f"{world_size} ranks take turns in one shuffled order, so one position says what has been read")
     return figure
 
 
@@ -70,6 +71,9 @@ def accumulation_step(world_size: int, accumulation: int) -> Figure:
     _line(ax, average - unit, average + 0.9, 0.55, RANK_COLOURS[4], "one average", -0.2)
     label(ax, (clip + update + 0.85) / 2, 0.35, "alike on every rank", size=SMALL)
     arrow(ax, (LEFT, 0.1), (WIDTH - 0.1, 0.1))
+    label(ax, 0.12, 0.1, "time", align="left", size=SMALL, ink=MUTED)
+    many = f"{accumulation} micro-batches" if accumulation > 1 else "One micro-batch"
+    finding(ax, f"{many} and one average: the ranks talk once in a step, and clip after it")
     return figure
 
 
@@ -80,13 +84,17 @@ def _line(ax: Axes, start: float, end: float, y: float, colour: str, text: str, 
 
 
 def language_losses(
-    losses: Sequence[float], held_out: Sequence[tuple[int, float]], others: Mapping[str, float] | None = None
+    losses: Sequence[float],
+    held_out: Sequence[tuple[int, float]],
+    others: Mapping[str, float] | None = None,
+    resumed: Sequence[int] = (),
 ) -> Figure:
     """The loss of each step, and held-out losses as points; with horizontal lines for simpler models.
 
     Args:
         losses: nats per byte over all ranks' rows, one a step.
         held_out, others: step and loss; name and loss.
+        resumed: the steps after which the run was resumed from a checkpoint.
     """
     figure, ax = chart(3.6)
     ax.plot(range(1, len(losses) + 1), losses, color=RANK_COLOURS[0], linewidth=1, label="training, all ranks")
@@ -95,8 +103,12 @@ def language_losses(
     for name, loss in (others or {}).items():
         ax.axhline(loss, color=MUTED, linestyle="--", linewidth=1)
         ax.text(len(losses), loss + 0.06, name, ha="right", va="bottom", fontsize=SMALL, color=MUTED)
+    for number, step in enumerate(resumed):
+        ax.axvline(step, color=MUTED, linestyle=":", linewidth=1.4, label="_" if number else "resumed here")
     ax.set_xlabel("step", fontsize=LABEL)
     ax.set_ylabel("nats per byte", fontsize=LABEL)
     ax.set_ylim(1, max([*losses, *(others or {}).values()]) + 0.5)
-    legend(ax, loc=(0.35, 0.58))
+    legend(ax, loc=(0.39, 0.58))
+    seam = "; resuming leaves no trace" if resumed else ""
+    headline(ax, f"From {losses[0]:.1f} to {losses[-1]:.1f} nats per byte, on held-out text {values[-1]:.1f}{seam}")
     return figure

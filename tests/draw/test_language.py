@@ -18,6 +18,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         accumulation_step(4, 8),
         language_losses(LOSSES, [(50, 3.9), (100, 2.1)], OTHERS),
         language_losses(LOSSES, [(100, 2.1)]),
+        language_losses(LOSSES, [(100, 2.1)], OTHERS, resumed=(35, 70)),
     )
     readable(pictures)
 
@@ -43,3 +44,7 @@ def test_language_losses_draws_what_it_was_given():
     assert list(lines["training, all ranks"].get_ydata()) == LOSSES
     assert list(lines["held-out text, all ranks"].get_xdata()) == [50, 100]
     assert set(OTHERS) <= set(draw.texts_of(figure))
+    assert "resum" not in figure.axes[0].get_title("left")
+    resumed = language_losses(LOSSES, [(100, 2.1)], resumed=(35, 70)).axes[0]
+    assert [line.get_xdata()[0] for line in resumed.lines[2:]] == [35, 70]
+    assert resumed.get_title("left") == "From 5.5 to 2.0 nats per byte, on held-out text 2.1; resuming leaves no trace"

@@ -95,7 +95,7 @@ class Cadence:
         if self._rank == 0 and self.seconds and time.monotonic() - self._clock >= self.seconds:
             wish = max(wish, Wish.SAVE)
         self._asked = torch.tensor([int(wish)])
-        self._work = dist.all_reduce(self._asked, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._work = dist.all_reduce(self._asked, dist.ReduceOp.MAX, self._group, async_op=True)
 
     def _answer(self) -> Wish:
         self._work.wait()

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import chart, legend, name_axes, note
-from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.charts import chart, headline, legend, name_axes, note
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 DONE, AGAIN = RANK_COLOURS[0], RANK_COLOURS[2]  # steps that count; steps of the resumed run
@@ -28,7 +28,7 @@ def killed_run(
         attempts: for each start, its first step, its last, and how it ended: "killed", "left" or "done".
         saves: the steps whose checkpoints one of the attempts went on from, or could have.
     """
-    rows = len(attempts) + 1
+    rows, twice = len(attempts) + 1, 0
     figure, ax = canvas(0.75 * rows + 0.95)
     scale = (WIDTH - LEFT - 0.45) / steps
     tops = [0.75 * (rows - 1 - row) + 0.6 for row in range(rows)]
@@ -39,6 +39,7 @@ def killed_run(
         kept = attempts[number + 1][0] if number + 1 < len(attempts) else last
         _stretch(ax, first, min(kept, last), y, scale, AGAIN if number else DONE, f"{min(kept, last) - first}")
         if kept < last:
+            twice += last - kept
             _stretch(ax, kept, last, y, scale, ALARM, f"{last - kept}", dashed=True)
         if end in ENDS:
             mark, colour = ENDS[end]
@@ -52,6 +53,7 @@ def killed_run(
     _killed_legend(ax, tops[0] + 0.72, any(end == "left" for *_, end in attempts))
     label(ax, LEFT, 0.25, "step 0", size=SMALL, ink=MUTED, align="left")
     label(ax, LEFT + steps * scale, 0.25, f"step {steps}", size=SMALL, ink=MUTED, align="right")
+    finding(ax, f"{len(attempts)} starts for {steps} steps: {twice} steps are done twice, and nothing else is lost")
     return figure
 
 
@@ -102,6 +104,7 @@ def lost_time(
     note(ax, best, max(total) * 1.3, f"best: {best:.0f} steps")
     name_axes(ax, "steps between two saves", "share of the time lost")
     legend(ax, loc="lower left")
+    headline(ax, f"Too many saves cost as much as too few: about {best:.0f} steps apart, {min(total):.1%} is lost")
     return figure
 
 
@@ -130,9 +133,10 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
             _rank(ax, x, width, local, ranks_per_node, first_rank + local if alive else None)
         first_rank += ranks_per_node if alive else 0
     if dead is None:
-        label(ax, 0.15, 3.6, "who is there?", ink=MUTED, size=SMALL, align="left")
+        finding(ax, "The agents meet at one store, and each starts and watches its node's ranks")
     else:
         label(ax, 0.15, 3.6, f"world size {first_rank}", bold=True, align="left")
+        finding(ax, f"Node {dead} is gone: the rest meet again and continue with {first_rank} ranks")
     return figure
 
 

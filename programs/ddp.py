@@ -1,7 +1,7 @@
 """Train a small network on several devices: `one_device.py` with six changes, marked by their numbers.
 
     torchrun --nproc-per-node 2 ddp.py
-    torchrun --nproc-per-node 4 ddp.py --epochs 4 --checkpoint run.pt     # and again, with more epochs: it goes on
+    torchrun --nproc-per-node 4 ddp.py --epochs 4 --checkpoint run.pt     # again, with more epochs: it continues
 
 The numbers that it prints are those of `one_device.py`, whatever the number of ranks. Read next: `ddp_spawn.py`.
 """
@@ -27,7 +27,7 @@ def read_options():
 
 
 def evaluate(model, data, device):
-    """Return the share of rows that the model gets right; each rank looks at its own rows, each row once."""
+    """Return the share of rows that the model gets right."""
     found = torch.zeros(2, device=device)
     mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     for x, y in DataLoader(mine, batch_size=256):
@@ -39,25 +39,28 @@ def evaluate(model, data, device):
 
 def main():
     options = read_options()
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # 1: the group, and a device of one's own
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    # 1: a group of ranks, each with a device of its own
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 
     train, test = make_data(2048, seed=1), make_data(1001, seed=2)
-    sampler = DistributedSampler(train, shuffle=True)  # 2: each rank its own rows
+    sampler = DistributedSampler(train, shuffle=True)  # 2: rows of its own for each rank
     loader = DataLoader(train, batch_size=options.batch // world_size, sampler=sampler)
     model = make_model().to(device)
-    replica = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)  # 4: one model
+    # 4: equal weights at the start, and averaged gradients in each step
+    replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     first = 0
     if options.checkpoint and os.path.exists(options.checkpoint):
-        saved = torch.load(options.checkpoint, map_location=device, weights_only=True)  # 6: onto one's own device
+        saved = torch.load(options.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"]
 
     for epoch in range(first, options.epochs):
-        sampler.set_epoch(epoch)  # 3: another order in each epoch
+        sampler.set_epoch(epoch)  # 3: a new order in each epoch
         total = torch.zeros((), device=device)
         model.train()
         for x, y in loader:
@@ -70,16 +73,18 @@ def main():
         model.eval()
         with torch.no_grad():
             accuracy = evaluate(model, test, device)
-        if rank == 0:  # 5: one voice
-            print(f"epoch {epoch}: loss {total.item() / len(train):.6f}, accuracy {accuracy:.6f}", flush=True)
+        mean = total.item() / len(train)
+        if rank == 0:  # 5: one rank prints
+            print(f"epoch {epoch}: loss {mean:.6f}, accuracy {accuracy:.6f}", flush=True)
         if options.checkpoint:
-            if rank == 0:  # 6: one writer; the others wait, so that nobody loads half a file
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            if rank == 0:  # 6: one rank writes, and the others wait until the file is complete
                 torch.save(state, options.checkpoint + ".part")
                 os.replace(options.checkpoint + ".part", options.checkpoint)
             dist.barrier()
 
-    dist.barrier()  # a thread of gloo that lets go of a tensor while Python shuts down would abort the process
+    # wait: a gloo thread that holds a tensor while Python shuts down would abort the process
+    dist.barrier()
     dist.destroy_process_group()
 
 

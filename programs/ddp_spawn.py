@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 
 def run(rank, world_size, port, arguments):
-    """What torchrun does for a rank: tell it, by the environment, who it is and where to meet."""
+    """What torchrun does for a rank: tell it, in its environment, which rank it is and where to meet."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     sys.argv[1:] = arguments
@@ -20,7 +20,7 @@ def run(rank, world_size, port, arguments):
 
 
 def free_port():
-    """A port that nobody listens at now; another program may take it before the ranks do, so try again if so."""
+    """A port that is free now; if another program takes it before the ranks do, start again."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -49,7 +49,8 @@ def main():
 
     train, test = make_data(2048, seed=1), make_data(1001, seed=2)
     order = torch.Generator()
-    loader = DataLoader(train, batch_size=options.batch, sampler=RandomSampler(train, generator=order))
+    sampler = RandomSampler(train, generator=order)
+    loader = DataLoader(train, batch_size=options.batch, sampler=sampler)
     model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     first = 0
@@ -72,7 +73,8 @@ def main():
         model.eval()
         with torch.no_grad():
             accuracy = evaluate(model, test, device)
-        print(f"epoch {epoch}: loss {total.item() / len(train):.6f}, accuracy {accuracy:.6f}", flush=True)
+        mean = total.item() / len(train)
+        print(f"epoch {epoch}: loss {mean:.6f}, accuracy {accuracy:.6f}", flush=True)
         if options.checkpoint:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
             torch.save(state, options.checkpoint + ".part")

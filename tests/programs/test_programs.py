@@ -13,6 +13,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
 EPOCHS = 3
+START = 'dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)'
 BY_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -72,7 +73,7 @@ def without(folder: Path, *edits: tuple[str, str]) -> subprocess.CompletedProces
 
 
 def test_without_a_group_there_are_no_ranks(tmp_path):
-    done = without(tmp_path, ('dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")', "pass"))
+    done = without(tmp_path, (START, "pass"))
     assert done.returncode != 0 and "process group has not been initialized" in done.stderr
 
 
@@ -102,7 +103,7 @@ def test_without_a_reduction_the_loss_is_that_of_one_ranks_rows(alone, tmp_path)
 
 
 def test_without_one_voice_every_rank_prints(alone, tmp_path):
-    found = numbers(without(tmp_path, ("if rank == 0:  # 5: one voice", "if True:")))
+    found = numbers(without(tmp_path, ("if rank == 0:  # 5: one rank prints", "if True:")))
     assert found[::2] == found[1::2] == close(alone)
 
 

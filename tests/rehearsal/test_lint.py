@@ -10,7 +10,7 @@ from ddp_course.rehearsal.lint import RULES, lint
 from tests.rehearsal.strangers import scripts, verdict
 
 PROGRAM = (Path(__file__).parents[2] / "programs" / "ddp.py").read_text()
-SET_EPOCH = "        sampler.set_epoch(epoch)  # 3: another order in each epoch\n"
+SET_EPOCH = "        sampler.set_epoch(epoch)  # 3: a new order in each epoch\n"
 TOTAL = "        dist.all_reduce(total)\n"
 TRAINER = """
 import argparse, os, torch, torch.distributed as dist, numpy as np
@@ -107,7 +107,7 @@ SPOILT = [
     (PROGRAM, [(", sampler=sampler", ", shuffle=True")], "same-rows", "shuffle=True"),
     (PROGRAM, [(TOTAL, "")], "loss-not-reduced", "total.item()"),
     (PROGRAM, [(TOTAL, f"        if rank == 0:\n    {TOTAL}")], "collective-under-rank-0", "all_reduce(total)"),
-    (PROGRAM, [("if rank == 0:  # 5: one voice", "if True:")], "prints-by-every-rank", "print(f"),
+    (PROGRAM, [("if rank == 0:  # 5: one rank prints", "if True:")], "prints-by-every-rank", "print(f"),
     (PROGRAM, [("if rank == 0:  # 6", "if True:  # 6")], "unguarded-save", "torch.save("),
     (PROGRAM, [("            dist.barrier()\n", "            torch.load(options.checkpoint)\n")], "early-load", "torch.load"),
     (PROGRAM, [(TOTAL, f'{TOTAL}        open("log.txt", "a").write("x")\n')], "file-by-every-rank", "log.txt"),

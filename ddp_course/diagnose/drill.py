@@ -85,9 +85,10 @@ def happen(level: int, seed: int, folder: Path) -> None:
     Collective: of its own ranks, in processes of their own.
     """
     when = random.Random(f"when {level}/{seed}").randrange(STEPS // 2, STEPS - 1)
-    meeting = folder / "meeting"
+    faults, meeting = drawn(level, seed), folder / "meeting"
+    cold = (faults.get("straggler", -1) + random.Random(f"cold {level}/{seed}").choice((1, 2))) % RANKS
     try:
-        launch(_rank, RANKS, (str(folder), drawn(level, seed), when), init=False, start_method="forkserver", quiet=True,
+        launch(_rank, RANKS, (str(folder), faults, when, cold), init=False, start_method="forkserver", quiet=True,
                timeout_s=2 * PATIENCE_S, limit_s=120)  # fmt: skip
     except RankError:
         pass  # it is in the logs
@@ -95,7 +96,7 @@ def happen(level: int, seed: int, folder: Path) -> None:
         meeting.unlink(missing_ok=True)
 
 
-def _rank(rank: int, world_size: int, folder: str, faults: Faults, when: int) -> None:
+def _rank(rank: int, world_size: int, folder: str, faults: Faults, when: int, cold: int) -> None:
     torch.set_num_threads(1)
     with open(f"{folder}/rank{rank}.log", "w", buffering=1) as log:
         try:
@@ -103,13 +104,13 @@ def _rank(rank: int, world_size: int, folder: str, faults: Faults, when: int) ->
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE_S)
             )
-            _train(rank, world_size, faults, when, log)
+            _train(rank, world_size, faults, when, rank == cold, log)
             log.write("done\n")
         except Exception as error:
             log.write(f"{type(error).__name__}: {error}\n")
 
 
-def _train(rank: int, world_size: int, faults: Faults, when: int, log) -> None:
+def _train(rank: int, world_size: int, faults: Faults, when: int, cold: bool, log) -> None:
     generator = torch.Generator().manual_seed(0)
     x_NF, y_N1 = torch.randn(ROWS, 4, generator=generator), torch.randn(ROWS, 1, generator=generator)
     torch.manual_seed(0)
@@ -127,6 +128,8 @@ def _train(rank: int, world_size: int, faults: Faults, when: int, log) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if faults.get("straggler") == rank:
                 time.sleep(SLOW_S)
+            if cold and step == 0:
+                time.sleep(2 * SLOW_S)  # a first step is slow, and not on all ranks alike: caches, kernels, files
             model.zero_grad()
             loss = (model(x_NF[rows]) - y_N1[rows]).square().mean()
             loss.backward()

@@ -37,6 +37,7 @@ class Case(NamedTuple):
     outputs: int
     seed: int
     bias: float
+    data: bool = False  # x is data, which needs no gradient
 
     def layers(self) -> tuple[nn.Linear, nn.Linear]:
         """Return the whole layers."""
@@ -54,7 +55,7 @@ def act(cls, case: Case, rank: int, world_size: int) -> Note:
     """Run forward and backward; note results, parts, and what travelled."""
     given, (x, gradient) = case.layers(), case.batch()
     model = cls(rank, world_size, *given)
-    x.requires_grad_()
+    x.requires_grad_(not case.data)
     with observe.Collectives() as seen:
         output = model(x)
         forward = len(seen.calls)
@@ -107,6 +108,7 @@ def rounds(rng: Random) -> list[Round]:
         sizes = rows, inputs, world_size * rng.randint(2, 4), outputs, rng.randint(0, 10**6)
         cases = [(f"plain-{name}", Case(*sizes, 0.0)), (f"bias-{name}", Case(*sizes, 1.5))]
         chosen.append(Round(world_size, cases))
+    chosen[0].cases.append(("data", chosen[0].cases[1][1]._replace(data=True)))
     return chosen
 
 
@@ -244,7 +246,11 @@ def _why_shape(name: str, parameter: torch.Tensor, part: torch.Tensor, found: to
 def messages(seen: Seen) -> Fault | None:
     """One all_reduce forward, of the output, and one backward, of the gradient of x."""
     rows, inputs, _, outputs, *_ = seen.case
-    for way, width, what in (("forward", outputs, "the output"), ("backward", inputs, "the gradient of x")):
+    if seen.case.data and seen["backward"]:
+        cause = "x is data here and needs no gradient, so nobody asks for its sum: look at x.requires_grad"
+        return Fault("backward, no collective", f"{len(seen['backward'])}", seen.rank, cause)
+    ways = ("forward", outputs, "the output"), ("backward", inputs, "the gradient of x")
+    for way, width, what in ways[: 1 if seen.case.data else 2]:
         calls, n_bytes = seen[way], 8 * rows * width
         if calls == [("all_reduce", n_bytes)]:
             continue
@@ -273,7 +279,7 @@ CUT_LAYERS = exercise(
         "bias": ("also with a second bias", 1, output, "bias-a bias-b"),
         "gradients": ("the parameters' gradients are parts of the whole ones", 1, gradients, "bias-a bias-b"),
         "input": ("the gradient of the input is whole, on every rank", 2, input_gradient, "bias-a bias-b"),
-        "messages": ("one all_reduce forward, one backward", 1, messages, "bias-a bias-b"),
+        "messages": ("one all_reduce forward, one backward", 1, messages, "bias-a bias-b data"),
     },
     refused=tuple(
         f"ddp_course.beyond.tensor_parallel.{name}"

@@ -93,16 +93,21 @@ def _plain(parameters: list[nn.Parameter]) -> list[list[float]]:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """A model with one large parameter, and one with many of about the same size, on other numbers of ranks."""
+    """A model with few large parameters, and one with many of about the same size, on other numbers of ranks.
+
+    On the larger number also one of equal parameters: filling one rank after the other leaves too many for the last.
+    """
     # Sizes that fall: who deals them out in turn, or cuts the list into equal numbers, gives rank 0 too much.
     large = [2 * rng.randint(400, 500) for _ in range(3)] + [2 * rng.randint(20, 60) for _ in range(9)]
     worlds = rng.sample((2, 3, 4), 2)
     # Each world_size-th is a large one: who deals them out in turn gives all of these to one rank.
     mixed = [2 * (rng.randint(100, 150) if n % worlds[1] else rng.randint(380, 400)) for n in range(5 * worlds[1] + 1)]
     models = {"falling": sorted(large, reverse=True), "mixed": mixed}
+    chosen = {world: [(name, sizes)] for (name, sizes), world in zip(models.items(), worlds, strict=True)}
+    chosen[max(worlds)].append(("equal", [2 * rng.randint(20, 60)] * (2 * max(worlds) - 1)))
     return [
-        Round(world, [(name, Case(sizes, rng.randint(0, 10**6)))])
-        for (name, sizes), world in zip(models.items(), worlds, strict=True)
+        Round(world, [(name, Case(sizes, rng.randint(0, 10**6))) for name, sizes in cases])
+        for world, cases in chosen.items()
     ]
 
 
@@ -239,7 +244,7 @@ SHARDED_STEP = exercise(
     rounds=rounds,
     checks={
         "share": ("each parameter's state is on one rank", 2, once(share), "falling mixed"),
-        "balance": ("no rank keeps much more than the others", 1, once(balance), "falling mixed"),
+        "balance": ("no rank keeps much more than the others", 1, once(balance), "falling mixed equal"),
         "values": ("all parameters, on all ranks, are those of one process", 2, once(values), "falling mixed"),
         "messages": ("the new values travel once, and nothing else", 2, messages, "falling mixed"),
     },

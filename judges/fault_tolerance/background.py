@@ -168,7 +168,8 @@ def failing(function: Callable, case: Case) -> Note:
     calls = {"save": lambda: saver.save(state, case.steps[0]), "finish": saver.finish, "finish again": saver.finish}
     if case.kind == "next save":
         failed = lambda: case.steps[0] in disk.began and not disk.busy.locked()  # noqa: E731
-        calls = {"save": calls["save"], "the next save": lambda: saver.save(state, case.steps[0] + 1), **calls}
+        more = [lambda step=case.steps[0] + n: saver.save(state, step) for n in (1, 2)]
+        calls = {"save": calls["save"], "the next save": more[0], "the save after it": more[1], **calls}
     for name, call in calls.items():
         try:
             if name == "the next save":
@@ -180,7 +181,8 @@ def failing(function: Callable, case: Case) -> Note:
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
         disk.may_go_on.set()  # not before the first save is back: it may look at its own write too
-    return Note(said=said)
+    begins = case.kind == "finish" or case.steps[0] + 2 in disk.began  # finish has waited for it
+    return Note(said=said, lost=not begins)
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -259,6 +261,8 @@ def error(seen: Seen) -> Fault | None:
         "the error is told too late: also save looks whether the last write has failed":
             kind == "next save" and heard[:1] == ["finish"] and "finish raises it",
         "write in a thread": heard[:1] == ["save"] and "save raises it, so it waited for the disk",
+        "the thread must outlive an error: the saves after it are written as before":
+            seen["lost"] and "a save after the error is not written",
     })  # fmt: skip
 
 

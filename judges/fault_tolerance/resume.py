@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -85,7 +85,7 @@ def _hash(tensors: Iterable[torch.Tensor | None]) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A run, named by its kind: "straight", "killed", "resumed" from there, or "torn", from a torn file."""
+    """A run, named by its kind: "straight", "killed", "resumed" from there, at an "edge" of epochs, or "torn"."""
 
     kind: str
     folder: Path
@@ -93,6 +93,11 @@ class Case:
     steps: int
     every: int
     killed: tuple[int, int]  # a rank, and the steps that it has done
+
+    @property
+    def saved(self) -> int:
+        """The steps done in the file from which the run is resumed."""
+        return self.every if self.kind == "edge" else 2 * self.every
 
     def file(self, folder: str, times: int) -> Path:
         """Return the file of the first or the second save."""
@@ -114,6 +119,15 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     straight = trained(case.kind, case.seed)
     if case.kind == "straight":
         return Note(straight)
+    if case.kind == "edge":
+        if not case.file("edge", 1).exists():
+            return Note(missing=True)
+        dist.barrier()  # all have looked
+        if rank == 0:
+            case.file("after", 1).parent.mkdir()
+            shutil.copy(case.file("edge", 1), case.file("after", 1))
+        dist.barrier()
+        return Note(trained("after", case.seed + 1), straight=straight)
     before, newest = case.file("left", 1), case.file("left", 2)
     if case.kind == "resumed":
         if rank == 0:
@@ -137,6 +151,7 @@ def rounds(rng: Random, folder: Path) -> list[Round]:
     common = folder, rng.randint(1, 40), steps, every, (rng.randrange(world_size), 2 * every + 1)
     how = {"killed": "killed by SIGKILL", "torn": ""}
     cases = {kind: [(kind, Case(kind, *common))] for kind in ("straight", "killed", "resumed", "torn")}
+    cases["edge"] = [("edge", replace(cases["straight"][0][1], kind="edge", every=BATCHES))]
     return [
         Ending(world_size, case, fresh=True, how=how[kind]) if kind in how else Round(world_size, case, fresh=True)
         for kind, case in cases.items()
@@ -210,7 +225,9 @@ def position(seen: Seen) -> Fault | None:
 
 def bits(seen: Seen) -> Fault | None:
     """The first step after the kill, and the end, are those of the run that was not killed."""
-    at, right = 2 * seen.case.every, seen["straight"]["steps"]
+    if seen["missing"]:
+        return None  # the files are a check of their own
+    at, right = seen.case.saved, seen["straight"]["steps"]
     if not seen["steps"] or len(right) <= at:
         return Fault("the same bits as the run that was not killed", "no step", seen.rank)
 
@@ -267,7 +284,7 @@ RESUME = exercise(
         "straight": ("a run that nobody kills", 1, once(straight), "straight"),
         "files": ("one file at each save, from rank 0", 1, once(files), "straight"),
         "position": ("killed and started again: no row twice, none left out", 2, position, "killed resumed"),
-        "bits": ("the same bits as without the kill", 2, bits, "resumed"),
+        "bits": ("the same bits as without the kill", 2, bits, "resumed edge"),
         "torn": ("the newest file is torn: on from the one before", 1, torn, "torn"),
     },
     refused=(

@@ -157,6 +157,7 @@ def rounds(rng: Random) -> list[Round]:
     return [
         Round(world_size, [("undisturbed", Case(steps))], fresh=True),
         Ending(world_size, [("told", Case(steps, {rank: at}))], fresh=True, how=ALIKE),
+        Ending(2, [("late", Case(steps, {1: steps - 2}))], fresh=True, how=ALIKE),
         Ending(2, [("between", Case(steps, between=at))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
         Ending(2, [("inside", Case(steps, between=at, inside=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
         Ending(2, [("again", Case(steps, {0: at, 1: at + 1}, again=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
@@ -181,6 +182,11 @@ def handler(seen: Seen) -> None:
 def agree(seen: Seen) -> Fault | None:
     """All ranks leave after the step in which one was told, or one later."""
     [(rank, at)] = seen.case.told.items()
+    if seen["steps"] == seen.case.steps == at + 2 and not seen["ended"]:  # one later is the end
+        expected = f"SIGTERM to rank {rank} in the last step but one: all save, and return {STATUS}"
+        cause = "after the last step, too, the ranks look at what they have agreed: a question may still be open"
+        found = seen["status"] != STATUS and f"status {seen['status']!r}"
+        return first_mistake(expected, {cause: found}, seen.rank)
     return left_at(seen, f"rank {rank} in step {at + 1}", at + 1)
 
 
@@ -243,7 +249,7 @@ SIGTERM = exercise(
     checks={
         "finish": ("nobody is told: all steps, one save", 1, finish, "undisturbed"),
         "handler": ("the handler only sets a flag", 1, handler, "told"),
-        "agree": ("one rank is told: all leave at the same step", 2, agree, "told"),
+        "agree": ("one rank is told: all leave at the same step", 2, agree, "told late"),
         "between": ("told while the ranks agree", 1, between, "between inside"),
         "save": ("saved once, and the status says why; also when told twice", 1, save, "told again"),
     },

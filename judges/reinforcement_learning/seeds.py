@@ -47,7 +47,8 @@ def act(function, case: list[Study], rank: int, world_size: int) -> Note:
 def rounds(rng: Random) -> list[Round]:
     """A small study, a study of all 1000 runs, and the largest numbers."""
     small = (rng.randint(3, 6), [0, 1, 2, 3], rng.randint(5, 9))
-    edges = (RANKS, [0, 1, RUNS - 2, RUNS - 1], GAMES)
+    # Runs near powers of two: numbers that are cut to fewer bits than all games need come again there.
+    edges = (RANKS, sorted({0, 1, RUNS - 1, *(2**k + d for k in range(4, 10) for d in (-1, 0, 1))}), GAMES)
     return [Round(2, [("all", [small, (8, list(range(RUNS)), 32), edges])], init=False)]
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.grading import tasks
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import alike, equals, exercise
+from ddp_course.grading.expect import alike, all_of, equals, exercise
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
@@ -221,7 +221,7 @@ STEP = exercise(
         "unequal": ("unequal rows: each row has the same weight", 2, step, "unequal"),
         "clip": ("the averaged gradient is clipped", 1, step, "clip"),
         "loss": ("the loss is that of all rows", 1, loss, "unequal"),
-        "none": ("a rank without rows", 1, step, "none"),
+        "none": ("a rank without rows", 1, all_of(step, loss), "none"),
     },
     hints={
         r"reshape tensor of 0 elements": "torch.distributions refuses no rows; torch.log_softmax takes them",

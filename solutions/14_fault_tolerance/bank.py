@@ -529,3 +529,114 @@ an error is reported by finish only, a save goes on as if nothing had happened |
                     raise error
 """,
 )
+WRONG += strangers(
+    "14.1",
+    "",
+    r"""
+an answer that is still under way after the last step is dropped | agree | a question may still be open
+    def train_until_told(rank, world_size, run):
+        noted = {"stop": False}
+
+        def note(number, frame):
+            noted["stop"] = True
+
+        signal.signal(signal.SIGTERM, note)
+        work = asked = None
+        while run.step < run.steps:
+            run.train_step()
+            if work is not None:
+                work.wait()
+                if run.step < run.steps and asked.item():
+                    run.save()
+                    return 143
+            asked = torch.tensor([int(noted["stop"])])
+            work = dist.all_reduce(asked, op=dist.ReduceOp.MAX, async_op=True)
+        if work is not None:
+            work.wait()
+        run.save()
+        return 0
+""",
+)
+WRONG += strangers(
+    "14.2",
+    "",
+    r"""
+the generator comes back after the loader has begun, too late where a file ends an epoch | bits | torch.get_rng_state
+    def train_resumable(rank, world_size, run, steps, every, folder):
+        step, rng = 0, None
+        for path in sorted(folder.glob("step-*.pt"), reverse=True):
+            try:
+                saved = torch.load(path, weights_only=True)
+            except Exception:
+                continue
+            run.model.load_state_dict(saved["model"])
+            run.optimizer.load_state_dict(saved["optimizer"])
+            step, rng = saved["step"], saved["rng"][rank]
+            break
+        sampler = DistributedSampler(run.dataset, world_size, rank)
+        per_epoch = len(sampler) // run.local_batch
+        while step < steps:
+            epoch, done = divmod(step, per_epoch)
+            sampler.set_epoch(epoch)
+            rest = list(sampler)[done * run.local_batch :]
+            batches = iter(DataLoader(run.dataset, run.local_batch, sampler=rest))
+            if rng is not None:  # the loader has drawn its number
+                torch.set_rng_state(rng)
+                rng = None
+            for x, y in batches:
+                run.train_on(x, y)
+                step += 1
+                if step % every == 0:
+                    states = [torch.empty_like(torch.get_rng_state()) for _ in range(world_size)]
+                    dist.all_gather(states, torch.get_rng_state())
+                    if rank == 0:
+                        state = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
+                                 "rng": states, "step": step}  # fmt: skip
+                        torch.save(state, folder / f"step-{step:06d}.pt")
+                if step == steps:
+                    return
+""",
+)
+WRONG += strangers(
+    "14.4",
+    "",
+    r"""
+the thread ends with the first error, and later saves are never written | error | outlive an error
+    import queue
+
+
+    class BackgroundSaver:
+
+        def __init__(self, write):
+            self._write = write
+            self._tasks = queue.Queue()
+            self._error = None
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+
+        def _work(self):
+            try:
+                while True:
+                    state, step = self._tasks.get()
+                    self._write(state, step)
+                    self._tasks.task_done()
+            except Exception as error:
+                self._error = error
+                while self._tasks.unfinished_tasks:
+                    self._tasks.task_done()
+
+        def _raise(self):
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+
+        def save(self, state, step):
+            self._raise()
+            self._tasks.put((copy.deepcopy(state), step))
+
+        def finish(self):
+            if self._thread.is_alive():
+                self._tasks.join()
+            self._raise()
+""",
+)

@@ -4,6 +4,7 @@ Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `
 """
 
 from tests.grading.bank import ALL, Right, right, spoilt
+from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -245,3 +246,38 @@ WRONG = [
          ("    optimizer.zero_grad()\n", "")),
     ]),
 ]  # fmt: skip
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += strangers(
+    "15.1",
+    "",
+    r"""
+a number for each place, cut to 28 bits: it comes again after some 512 runs | run | digits of one number
+    def game_seeds(run, rank, world_size, num_envs):
+        place = (run * 512 + rank) * 1024
+        return [(place + game) * 7919 % (2**28 - 57) for game in range(num_envs)]
+""",
+)
+WRONG += strangers(
+    "15.3",
+    "",
+    r"""
+a mean times the share of the rows, which is nan where there are no rows | none | 
+    def policy_step(rank, world_size, model, optimizer, rows, max_norm):
+        state, action, advantage = rows
+        count = torch.tensor([len(action)])
+        dist.all_reduce(count)
+        optimizer.zero_grad()
+        log_prob = torch.log_softmax(model(state), dim=1).gather(1, action[:, None])[:, 0]
+        loss = -(advantage * log_prob).mean() * len(action) / count.item()
+        loss.backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        whole = loss.detach().clone()
+        dist.all_reduce(whole)
+        return whole.item()
+""",
+)

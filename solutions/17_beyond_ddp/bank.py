@@ -164,8 +164,9 @@ one autograd function with the derivative by hand
         def backward(ctx, dy):
             x, h, w1, w2 = ctx.saved_tensors
             da = (dy @ w2) * (1 - h * h)
-            dx = da @ w1
-            dist.all_reduce(dx)
+            dx = da @ w1 if ctx.needs_input_grad[0] else None
+            if dx is not None:
+                dist.all_reduce(dx)
             return dx, da.T @ x, da.sum(0), dy.T @ h, dy.sum(0)
 
 
@@ -337,5 +338,76 @@ the list's entries are replaced by new parameters | share | write into the param
                 dist.broadcast(value, src=owner)
                 if owner != self.rank:
                     self.parameters[i] = nn.Parameter(value)
+""",
+)
+WRONG += strangers(
+    "17.2",
+    "",
+    r"""
+one rank after the other is filled, and the last one gets what is left | balance | fewest elements
+    class ShardedStep:
+
+        def __init__(self, rank, world_size, parameters, make_optimizer):
+            self.parameters, self.owner = parameters, []
+            mean = sum(p.numel() for p in parameters) / world_size
+            r = load = 0
+            for number, p in enumerate(parameters):
+                if load and load + p.numel() > mean and r < world_size - 1:
+                    r, load = r + 1, 0
+                self.owner.append(r)
+                load += p.numel()
+            mine = [p for p, owner in zip(parameters, self.owner) if owner == rank]
+            self.optimizer = make_optimizer(mine) if mine else None
+
+        def step(self):
+            if self.optimizer is not None:
+                self.optimizer.step()
+            for p, r in zip(self.parameters, self.owner):
+                dist.broadcast(p.data, src=r)
+""",
+)
+WRONG += strangers(
+    "17.3",
+    "",
+    r"""
+x is made to need a gradient, so backward sums one that nobody asked for | messages | x.requires_grad
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            grad = grad.contiguous().clone()
+            dist.all_reduce(grad)
+            return grad
+
+
+    class Leave(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x = x.clone()
+            dist.all_reduce(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+
+    class CutLayers(nn.Module):
+
+        def __init__(self, rank, world_size, first, second):
+            super().__init__()
+            self.first_weight = nn.Parameter(first.weight.chunk(world_size, 0)[rank].detach().clone())
+            self.first_bias = nn.Parameter(first.bias.chunk(world_size, 0)[rank].detach().clone())
+            self.second_weight = nn.Parameter(second.weight.chunk(world_size, 1)[rank].detach().clone())
+            self.second_bias = nn.Parameter(second.bias.detach().clone())
+
+        def forward(self, x):
+            if not x.requires_grad:
+                x = x.detach().requires_grad_()
+            hidden = torch.tanh(nn.functional.linear(Enter.apply(x), self.first_weight, self.first_bias))
+            return Leave.apply(nn.functional.linear(hidden, self.second_weight)) + self.second_bias
 """,
 )

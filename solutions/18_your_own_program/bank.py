@@ -202,3 +202,33 @@ WRONG = [
     *wrong("18.2", REPAIRED, REPAIR_WRONG),
     *wrong("18.3", INCIDENT, INCIDENT_WRONG),
 ]
+
+# --- From strangers, who had seen the texts alone -------------------------------------------------
+
+WRONG += wrong(
+    "18.3",
+    "",
+    r"""
+the slowest step of each rank decides, which is the first one | time whole | straggler is right
+    def faults_of(logs):
+        line = re.compile(r"step (\d+) epoch (\d+) rows (\S+) loss \S+ weights (\S+) own (\S+) ms")
+        steps = [line.findall(text) for text in logs]
+        faults = {}
+        orders = [{e: [s[2] for s in mine if s[1] == e] for e in "01"} for mine in steps]
+        if orders[0]["0"] == orders[1]["0"]:
+            faults["same-rows"] = None
+        elif orders[0]["0"] == orders[0]["1"]:
+            faults["no-set-epoch"] = None
+        for here in zip(*steps):
+            sums = [s[3] for s in here]
+            if len(set(sums)) == 3:
+                faults["not-averaged"] = None
+                break
+            if len(set(sums)) == 2:
+                faults["drift"] = [sums.count(each) for each in sums].index(1)
+                break
+        own = [max(float(s[4]) for s in mine) for mine in steps]
+        faults["straggler"] = own.index(max(own))
+        return faults
+""",
+)

@@ -6,7 +6,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH ?= $(shell cat .venv/torch-build 2>/dev/null || echo default)
+# What a learner needs for `make lab`, an instructor for `make grade`, and the tests; each set has its own stamp in .venv.
 EXTRAS := course,instructor,dev
+smallest = $(if $(wildcard .venv/installed-dev),.venv/installed-dev,.venv/installed-$(1))
 
 # Also run what an activated environment would find: nbgrader calls alembic, and a terminal in JupyterLab
 # should know `ddp-course` and `torchrun`.
@@ -25,17 +27,24 @@ FLAGS ?=
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-env: .venv/installed  ## Set the environment up in .venv, and nothing more (TORCH=cpu: small CPU-only builds).
+env: .venv/installed-dev  ## Set the environment up in .venv, and nothing more (TORCH=cpu: small CPU-only builds).
+
+.venv/installed-course: extras = course
+.venv/installed-instructor: extras = course,instructor
+.venv/installed-dev: extras = $(EXTRAS)
+# On a terminal one sees what is fetched, and how large it is.
+quiet = $(if $(shell test -t 2 && echo terminal),,--quiet)
 
 # Installed once; again when the lists of packages change, or when TORCH names another build.
-.venv/installed: pyproject.toml versions.txt $(if $(filter $(TORCH),$(shell cat .venv/torch-build 2>/dev/null)),,FORCE)
+.venv/installed-%: pyproject.toml versions.txt $(if $(filter $(TORCH),$(shell cat .venv/torch-build 2>/dev/null)),,FORCE)
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found: install Python 3.11 or newer, or name one: make env PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "The course needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -c 'import platform; print(platform.python_version())'). Name a newer one: make env PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "$(PYTHON) cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)."; exit 1; }
-	@rm -f .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c versions.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(torch_flags) -c versions.txt -e '.[$(EXTRAS)]' || { $(torch_failed) exit 1; }
-	$(BIN)/python -m ipykernel install --sys-prefix >/dev/null
+	@rm -f $@
+	@echo "Installing $(extras) into .venv; the first time, torch alone is some gigabytes (TORCH=cpu: a fifth of it)."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c versions.txt uv
+	@$(BIN)/uv pip install $(quiet) --python $(BIN)/python $(torch_flags) -c versions.txt -e '.[$(extras)]' || { $(torch_failed) exit 1; }
+	@$(BIN)/python -m ipykernel install --sys-prefix >/dev/null
 	@echo $(TORCH) > .venv/torch-build
 	@touch $@
 
@@ -43,7 +52,7 @@ env: .venv/installed  ## Set the environment up in .venv, and nothing more (TORC
 torch_flags = $(if $(filter default,$(TORCH)),,--torch-backend $(TORCH)) \
 	$(if $(filter $(TORCH),$(shell cat .venv/torch-build 2>/dev/null || echo default)),,--reinstall-package torch --reinstall-package torchvision)
 
-lab: env  ## Open JupyterLab on the first lesson; where there is no browser, its address is printed.
+lab: $(call smallest,course)  ## Open JupyterLab on the first lesson; where there is no browser, its address is printed.
 	@echo "JupyterLab opens lesson 00. Where no browser opens, visit the address it prints. Ctrl-C twice ends it."
 	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
@@ -63,9 +72,9 @@ notebooks: env  ## Run the lessons again and store what they print (LESSONS="not
 exercises: env  ## Generate exercises/ from solutions/.
 	$(ACTIVATED) $(BIN)/ddp-course release
 
-grade: env  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
+grade: $(call smallest,instructor)  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
 	@test -n "$(SUBMISSIONS)" || { echo "Name the folder: make grade SUBMISSIONS=submitted (see INSTRUCTORS.md)"; exit 1; }
-	$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
+	@$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
 
 bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
 	$(ACTIVATED) $(BIN)/python benchmarks/run.py

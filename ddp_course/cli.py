@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
 # Word, and file of `commands/` -> what it is for.
 COMMANDS = {
     "doctor": "Say what is missing or wrong on this machine, and how to fix it.",
     "lab": "Open JupyterLab on the first lesson.",
+    "new": "Copy lessons and exercises into a folder of yours.",
     "train": "Train a network on several ranks.",
     "lint": "Read your own DDP program and say what is wrong with it.",
     "rehearse": "Run your own DDP program on ranks of this machine and say what is wrong with it.",
@@ -26,6 +28,8 @@ COMMANDS = {
     "plan": "Say which strategy fits a model into the memory of your GPUs, and why.",
     "submit": "Write the job file for a cluster: SLURM or Kubernetes.",
     "check": "Check your answers to the exercises of a lesson.",
+    "hint": "Print the hint of an exercise.",
+    "solution": "Print one right answer of an exercise, after a try of your own.",
     "progress": "Show the exercises of each lesson, and your points so far.",
     "grade": "Grade the submissions of a class.",
     "release": "Generate the notebooks of exercises/ from solutions/.",
@@ -43,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="`ddp-course COMMAND --help` shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('ddp-course')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     command = parser.parse_args(argv[:1]).command  # the rest is the command's own
     try:

@@ -1,12 +1,14 @@
 """The project's own files: one list of packages everywhere, and commands that say what is wrong."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -116,7 +118,7 @@ def test_make_env_says_what_is_missing_and_leaves_nothing_behind(bare, python, s
 def test_make_env_is_redone_when_the_lists_change_or_another_build_is_named(bare):
     (bare / ".venv").mkdir()
     (bare / ".venv" / "torch-build").write_text("cpu\n")
-    (bare / ".venv" / "installed").touch()
+    (bare / ".venv" / "installed-dev").touch()
     assert "uv" not in make("-n", "env", folder=bare).stdout
     assert "uv" not in make("-n", "env", "TORCH=cpu", folder=bare).stdout
     other = make("-n", "env", "TORCH=default", folder=bare).stdout
@@ -125,6 +127,15 @@ def test_make_env_is_redone_when_the_lists_change_or_another_build_is_named(bare
     os.utime(bare / "versions.txt", (2**31, 2**31))
     again = make("-n", "env", folder=bare).stdout
     assert "--torch-backend cpu" in again and "--reinstall" not in again
+
+
+def test_a_learner_gets_no_more_than_the_lessons_need_and_a_developer_installs_nothing_again(bare):
+    (bare / ".venv").mkdir()
+    (bare / ".venv" / "torch-build").write_text("cpu\n")
+    assert "'.[course]'" in make("-n", "lab", folder=bare).stdout
+    assert "'.[course,instructor]'" in make("-n", "grade", "SUBMISSIONS=x", folder=bare).stdout
+    (bare / ".venv" / "installed-dev").touch()
+    assert not any("uv" in make("-n", *goal, folder=bare).stdout for goal in (["lab"], ["grade", "SUBMISSIONS=x"]))
 
 
 def test_ci_runs_make_test_and_nothing_else():
@@ -137,3 +148,34 @@ def test_ci_runs_make_test_and_nothing_else():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
     steps = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
     assert steps == ["make env TORCH=cpu", "bash .ci/run"]
+
+
+@pytest.mark.slow
+def test_a_wheel_has_all_that_a_learner_needs(tmp_path):
+    """Unpacked where no checkout is near: a copy, a hint, a solution, and a check of an answer."""
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    build = [uv, "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT]
+    subprocess.run(build, check=True, capture_output=True, timeout=200)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+    environ = os.environ | {"PYTHONPATH": str(tmp_path / "site")}  # also for the kernels and ranks of a check
+
+    def course(*words: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ddp_course.cli", *words]
+        return subprocess.run(
+            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=200, check=False
+        )
+
+    copied = course("new", "mine")
+    assert copied.returncode == 0, copied
+    assert (tmp_path / "mine" / "programs" / "ddp.py").exists()
+    assert "A small helper" in course("hint", "03.1").stdout
+    solution = course("solution", "03.1", "--anyway").stdout
+    path = tmp_path / "mine" / "exercises" / "03_process_groups" / "03_process_groups.ipynb"
+    notebook = json.loads(path.read_text())
+    (answer,) = [cell for cell in notebook["cells"] if cell["metadata"]["nbgrader"]["grade_id"] == "ex-03-1-answer"]
+    answer["source"] = f"{solution}\nimport ddp_course; assert ddp_course.__file__.startswith({str(tmp_path)!r})"
+    path.write_text(json.dumps(notebook))
+    checked = course("check", "03.1", folder=tmp_path / "mine")
+    assert checked.returncode == 0 and "5 of 5 points" in checked.stdout, checked

@@ -13,10 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from ddp_course.grading.places import WORK
-from ddp_course.grading.workspace import GIVEN, bring
+from ddp_course.grading.places import GIVEN, INSTALLED, WORK, course_source
+from ddp_course.grading.workspace import bring
 
-COURSE = Path(__file__).resolve().parents[2]
 FIRST_LESSON = Path("notebooks", "00_start_here.ipynb")
 
 
@@ -29,11 +28,14 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     here = Path.cwd()
     is_copy = (here / GIVEN).exists()
-    course = next((each for each in (COURSE if is_copy else here, COURSE) if (each / FIRST_LESSON).exists()), None)
-    if course is None:
-        return fail(f"there is no {FIRST_LESSON} here or in {COURSE}; run this in a checkout of the course")
+    try:
+        course = course_source()
+    except RuntimeError as error:
+        return fail(str(error))
     if importlib.util.find_spec("jupyterlab") is None:
         return fail("JupyterLab is not installed; run `make env`, or pip install 'ddp-course[course]'")
+    if course == INSTALLED and not is_copy and not options.folder:
+        return fail("where should your copy of the course be? ddp-course lab --folder FOLDER")
     work = (options.folder or (here if is_copy else course / WORK)).expanduser().resolve()
     try:
         for sentence in bring(course, work):

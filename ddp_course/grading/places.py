@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 WORK = "work"  # the learner's copy, in the course's folder
+GIVEN = ".given.json"  # in a copy: which version of each file was given last
+CHECKOUT = Path(__file__).parents[2]
+INSTALLED = Path(__file__).parents[1] / "share"  # where a wheel has the course's notebooks
 
 
 def course_root() -> Path:
@@ -17,10 +20,23 @@ def course_root() -> Path:
         RuntimeError: there is none; says where to go.
     """
     here = Path.cwd()
-    for folder in (here, *here.parents, Path(__file__).parents[2]):
+    for folder in (here, *here.parents, CHECKOUT):
         if (folder / "exercises").is_dir() or (folder / "solutions").is_dir():
             return folder
     raise RuntimeError("no folder exercises/ here or above; go to the course's folder (the one with exercises/ in it)")
+
+
+def course_source() -> Path:
+    """Return the folder that copies are made of: the checkout around the working folder, the package's, or a wheel's.
+
+    Raises:
+        RuntimeError: there is none; says where to go.
+    """
+    here = Path.cwd()
+    for folder in (here, *here.parents, CHECKOUT, INSTALLED):
+        if (folder / "notebooks").is_dir() and (folder / "exercises").is_dir() and not (folder / GIVEN).exists():
+            return folder
+    raise RuntimeError("the course's notebooks are not here; go to a checkout of the course")
 
 
 def learners_root() -> Path:

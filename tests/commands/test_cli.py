@@ -3,6 +3,7 @@
 import runpy
 import shlex
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ddp_course import RankError, cli
 from ddp_course.commands import grade, lab
 from ddp_course.commands import train as terminal
+from ddp_course.grading import places
 from ddp_course.train import program
 from ddp_course.train.images import Config, Result
 
@@ -57,6 +59,12 @@ def test_a_missing_module_of_our_own_is_not_disguised(monkeypatch):
         give(monkeypatch, ModuleNotFoundError("No module named 'ddp_course.x'", name="ddp_course.x"))
 
 
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"ddp-course {metadata.version('ddp-course')}\n"
+
+
 def test_ctrl_c_ends_with_130(monkeypatch):
     assert give(monkeypatch, KeyboardInterrupt()) == 130
 
@@ -80,11 +88,12 @@ def test_lab_serves_loopback_alone_and_keeps_its_token():
     assert not any("token" in part.lower() or "password" in part.lower() for part in command)
 
 
-def test_lab_without_the_lessons_says_where_it_looked(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(lab, "COURSE", tmp_path)
+def test_without_the_lessons_there_is_nothing_to_copy(monkeypatch, tmp_path, capsys):
+    for name in ("CHECKOUT", "INSTALLED"):
+        monkeypatch.setattr(places, name, tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["lab"]) == 1
-    assert f"no notebooks/00_start_here.ipynb here or in {tmp_path}" in capsys.readouterr().err
+    assert cli.main(["lab"]) == cli.main(["new", "copy"]) == 1
+    assert capsys.readouterr().err.count("the course's notebooks are not here; go to a checkout of the course") == 2
 
 
 # --- train -----------------------------------------------------------------------------------------

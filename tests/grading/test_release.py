@@ -84,7 +84,7 @@ def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks(lesson
         words = cell_of(notebook, f"{key}-text").source
         assert f"## {exercise.id} {exercise.title}\n" in words
         assert f"**{exercise.minutes} minutes, {exercise.points} points.**" in words
-        assert words.count("**Aim:**") == words.count("**Hint:**") == 1
+        assert words.count("**Aim:**") == words.count("<summary>Hint</summary>") == 1
         assert cell_of(notebook, f"{key}-check").source == f'check("{exercise.id}", {exercise.function})'
         row = f"| {exercise.id} {exercise.title} | {exercise.minutes} | {exercise.points} |"
         assert row in notebook.cells[0].source

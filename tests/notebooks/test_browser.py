@@ -53,7 +53,7 @@ def make_lab(folder: Path) -> Iterator[str]:
     with said.open("w") as log:
         server = subprocess.Popen(
             # The environment is another folder's, and complete: the copy must not install itself into it.
-            ["make", "--old-file=.venv/installed", "lab", "LAB_FLAGS=--no-browser"],
+            ["make", "--old-file=.venv/installed-dev", "lab", "LAB_FLAGS=--no-browser"],
             cwd=folder,
             env={**kept, **own, "IPYTHONDIR": str(folder / "ipython")},
             stdin=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH ?= $(shell cat .venv/torch-build 2>/dev/null || echo default)
 # What a learner needs for `make lab`, an instructor for `make grade`, and the tests; each set has its own stamp in .venv.
-EXTRAS := course,instructor,dev
+EXTRAS := course,instructor,dev,site
 smallest = $(if $(wildcard .venv/installed-dev),.venv/installed-dev,.venv/installed-$(1))
 
 # Also run what an activated environment would find: nbgrader calls alembic, and a terminal in JupyterLab
@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test check lint notebooks exercises grade bench versions clean FORCE
+.PHONY: help env lab test check lint notebooks exercises grade site bench versions clean FORCE
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,10 @@ exercises: env  ## Generate exercises/ from solutions/.
 grade: $(call smallest,instructor)  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
 	@test -n "$(SUBMISSIONS)" || { echo "Name the folder: make grade SUBMISSIONS=submitted (see INSTRUCTORS.md)"; exit 1; }
 	@$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
+
+site: env  ## Build the site into out/site/: lessons with their stored outputs, exercises, reference, errors, glossary.
+	$(BIN)/python -m sphinx -q -W --keep-going -d out/doctrees -c docs . out/site
+	@echo "open out/site/index.html"
 
 bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
 	$(ACTIVATED) $(BIN)/python benchmarks/run.py

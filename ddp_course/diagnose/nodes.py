@@ -92,11 +92,13 @@ class NodeSettings:
 
 
 class Node(AbstractContextManager):
-    """One torchrun agent with its ranks. It starts at once, and everything of it is gone when the `with` block ends.
+    """One torchrun agent with its ranks, which starts at once.
 
-    program = ["-m", "ddp_course.train", "--epochs", "2"]
-    with Node(program, nnodes="2") as first, Node(program, nnodes="2", endpoint=first.endpoint) as second:
-        first.wait(60), second.wait(60)           # (0, 0): two machines with two ranks each
+        program = ["-m", "ddp_course.train", "--epochs", "2"]
+        with Node(program, nnodes="2") as first, Node(program, nnodes="2", endpoint=first.endpoint) as second:
+            first.wait(60), second.wait(60)           # (0, 0): two machines with two ranks each
+
+    Everything of it is gone when the `with` block ends.
     """
 
     def __init__(self, program: Sequence[str], **settings: Any) -> None:

@@ -1,0 +1,66 @@
+"""How is the site built? `make site`: lessons with their stored outputs, exercises, the reference, the errors.
+
+No lesson is run. A link that leads nowhere is an error. Read next: `pages.py`, the pages that are made of the package.
+"""
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+import pages  # noqa: E402
+
+project, author = "The DDP course", "The DDP course authors"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+root_doc = "docs/index"
+include_patterns = ["docs/**", "notebooks/*.ipynb", "notebooks/images/*", "exercises/**", "*.md"]
+exclude_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "INSTRUCTORS.md",
+    "CHANGELOG.md",
+    "docs/static/**",
+    "**/.ipynb_checkpoints",
+]
+
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath"]
+myst_heading_anchors = 3
+# A notebook may begin at any depth, and shows one cell's magic words as they are.
+suppress_warnings = ["myst.header", "misc.highlighting_failure"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_inherit_docstrings = False
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = ["static"]
+html_css_files = ["course.css"]
+html_extra_path = ["root"]
+html_copy_source = False
+smartquotes = False  # an option has two dashes
+html_theme_options = {
+    "show_navbar_depth": 1,
+    "use_download_button": False,
+    "show_toc_level": 2,
+    "navbar_persistent": [],
+}
+
+
+def setup(app):
+    """Write the pages that are made of the package, link terms to the glossary, and describe pictures."""
+    pages.write_errors(DOCS / "made" / "errors.md")
+    pages.write_reference(DOCS / "made")
+    app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before napoleon
+    app.connect("doctree-read", pages.describe_pictures)
+    app.connect("doctree-read", pages.link_terms)
+    return {"parallel_read_safe": True}

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import chart, legend
-from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
 from ddp_course.draw.style import DPI, FAINT, INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
 Values = Sequence[object] | None  # what one rank holds; None: nothing
@@ -44,7 +44,13 @@ def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> 
     middle = height - 0.42 - ROW * world_size / 2
     arrow(ax, (3.95, middle - 0.12), (4.95, middle - 0.12), colour=SHARED)
     label(ax, 4.45, middle + 0.1, name, bold=True, size=SMALL)
+    ax.says = f"{name}. Before: {_held(before)}. After: {_held(after)}."
     return figure
+
+
+def _held(side: Sequence[Values]) -> str:
+    held = (", ".join(map(number, values)) if values is not None else "nothing" for values in side)
+    return "; ".join(f"rank {rank} has {values}" for rank, values in enumerate(held))
 
 
 def _whole_pixels(inches: float) -> float:
@@ -152,6 +158,12 @@ def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size:
             start, end = left + column * source, left + column * target
             arrow(ax, (start, top - 0.04), (end, top - row + 0.08), colour=rank_colour(source))
         label(ax, WIDTH - right + 0.45, top - row / 2, _counted(messages), size=SMALL, align="left")
+    count = sum(map(len, rounds))
+    finding(ax, f"{world_size} ranks need {len(rounds)} rounds and {count} message{'s' * (count != 1)}")
+    ax.says = " ".join(
+        f"Round {place + 1}, {_counted(messages)}: {', '.join(f'{a} to {b}' for a, b, _ in messages)}."
+        for place, messages in enumerate(rounds)
+    )
     return figure
 
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import FAINT, HEADING, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
 
@@ -46,6 +46,8 @@ def rank_map(world_size: int, nodes: int, show: int | None = None) -> Figure:
         label(ax, middle, 1.5, f"rank {rank}", bold=True, size=HEADING if chosen else LABEL)
         label(ax, middle, 1.02, f"local\nrank {local_rank}", size=SMALL)
         label(ax, middle, 0.47, f"cuda:{local_rank}", size=SMALL - 1, mono=True, ink=MUTED)
+    several = "Ranks count through the whole job; local ranks begin at 0 again on each node, as its GPUs do"
+    finding(ax, several if nodes > 1 else "On one node, each rank is its own local rank")
     return figure
 
 
@@ -68,6 +70,7 @@ def rendezvous(world_size: int, store: str, keys: Sequence[str] = ()) -> Figure:
     _connected(ax, (third, 1.62), world_size, ring, colour=SHARED)
     if keys:
         label(ax, 0.15, 0.2, "in the store: " + ", ".join(keys), size=SMALL, ink=MUTED, align="left")
+    finding(ax, "The store is only for meeting: collectives go from rank to rank")
     return figure
 
 
@@ -116,6 +119,8 @@ def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
             edge = rank_colour(rank) if rank in members else FAINT
             face = edge if rank in members else PAPER
             ax.add_patch(Circle((x, y), 0.15, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=2))
+    finding(ax, "Each line is a group; a filled dot is a member, and the other ranks don't take part")
+    ax.says = " ".join(f"{name}: {', '.join(map(str, members))}." for name, members in groups.items())
     return figure
 
 

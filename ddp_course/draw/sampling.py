@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import name_axes, page, plain_axes
-from ddp_course.draw.shapes import box, canvas, label
-from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.shapes import box, canvas, finding, label
+from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, PAPER, SMALL, WIDTH, rank_colour, tint
 
 
 def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
@@ -27,7 +27,7 @@ def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
     """
     steps = max(map(len, by_rank), default=0)
     left, row = 0.95, 0.46
-    height = row * len(by_rank) + 0.62
+    height = row * len(by_rank) + 0.2
     figure, ax = canvas(height)
     column = min(0.6, (WIDTH - left - 0.1) / max(steps, 1))
     repeated = _repeated(by_rank)
@@ -39,7 +39,8 @@ def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
             colour = ALARM if again else rank_colour(rank)
             place = (left + column * step, y, column - 0.07, 0.36)
             box(ax, *place, str(index), colour=colour, fill=not again, dashed=again, ink=colour if again else INK)
-    label(ax, 0.12, 0.26, _account(by_rank, length, len(repeated)), size=SMALL, ink=MUTED, align="left")
+    finding(ax, _account(by_rank, length, len(repeated)))
+    ax.says = " ".join(f"Rank {rank}: {', '.join(map(str, indices))}." for rank, indices in enumerate(by_rank))
     return figure
 
 
@@ -59,7 +60,7 @@ def _repeated(by_rank: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
 def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> str:
     seen = {index for indices in by_rank for index in indices}
     never = [index for index in range(length) if index not in seen]
-    shown = ", ".join(map(str, never[:12])) + (", ..." if len(never) > 12 else "")
+    shown = ", ".join(map(str, never[:7])) + (", ..." if len(never) > 7 else "")
     parts = [f"{len(seen)} of {length} samples seen", f"{repeated} repeated (dashed)" if repeated else ""]
     parts.append(f"{len(never)} never seen: {shown}" if never else "")
     return "; ".join(part for part in parts if part)

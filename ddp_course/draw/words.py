@@ -1,8 +1,8 @@
 """What does a picture say to somebody who does not see it?
 
 `described` reads a figure as matplotlib holds it: titles, axes with their units, every line and bar with its numbers or
-their range, and the words that are written into it. IPython stores that text beside each picture as its `alt`, and
-JupyterLab, a web page and a screen reader find it there.
+their range, and the words that are written into it, or what a drawing itself `says`. IPython stores that text beside
+each picture as its `alt`, and JupyterLab, a web page and a screen reader find it there.
 
 Left out on purpose: colours and positions. A picture whose point is in its colours says it in its title as well.
 Read next: `style.py`, the look.
@@ -52,6 +52,9 @@ def _axes(axes: Axes) -> Iterator[str]:
     names = [each for each in ticks if any(letter.isalpha() for letter in each)]
     if axes.axison and names:
         yield f"Marked: {', '.join(names)}."
+    if says := getattr(axes, "says", ""):  # set by a drawing whose words, one by one, would not tell it
+        yield says
+        return
     words = list(dict.fromkeys(" ".join(text.get_text().split()) for text in axes.texts))
     if written := [word for word in words if word]:
         yield f"Written in it: {'; '.join(written)}."

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from ddp_course import collectives, draw
-from ddp_course.draw import style
+from ddp_course.draw import style, words
 
 
 def ring_snapshots(world_size: int) -> list[list[list[int]]]:
@@ -96,7 +96,10 @@ def test_a_ring_with_a_step_missing_or_too_many_ranks_is_refused():
 
 
 def test_rounds_count_their_messages_and_bytes():
-    texts = draw.texts_of(draw.message_rounds(tree_rounds(), 4))
+    figure = draw.message_rounds(tree_rounds(), 4)
+    title, *texts = draw.texts_of(figure)
+    assert title == "4 ranks need 4 rounds and 6 messages"
+    assert words.described(figure).startswith(f"{title}. Round 1, 2 messages of 400 B: ")
     assert [text for text in texts if "message" in text] == [
         "2 messages of 400 B",
         "1 message of 400 B",
@@ -110,3 +113,8 @@ def test_costs_are_plotted_as_given_with_the_crossover_named():
     lines = figure.axes[0].lines
     assert [list(line.get_ydata()) for line in lines[:2]] == [[3.0, 4.0], [1.0, 9.0]]
     assert "equal at 2.5 kB" in " ".join(draw.texts_of(figure))
+
+
+def test_a_picture_of_a_collective_says_what_each_rank_held():
+    said = words.described(draw.collective([[10, 11], None], [[10], [11]], "scatter"))
+    assert said == "scatter. Before: rank 0 has 10, 11; rank 1 has nothing. After: rank 0 has 10; rank 1 has 11."

@@ -5,6 +5,7 @@ import pytest
 
 from ddp_course import draw
 from ddp_course.data.sampler import ShardSampler
+from ddp_course.draw import words
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.style import ALARM, rank_colour
 
@@ -33,8 +34,9 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 def test_dealt_shows_every_index_and_marks_the_second_time():
     figure = dealt([[4, 0, 3], [1, 2, 4]], 6)
     texts = draw.texts_of(figure)
-    assert texts == ["rank 0", "4", "0", "3", "rank 1", "1", "2", "4", texts[-1]]
-    assert texts[-1] == "5 of 6 samples seen; 1 repeated (dashed); 1 never seen: 5"
+    title = "5 of 6 samples seen; 1 repeated (dashed); 1 never seen: 5"
+    assert texts == [title, "rank 0", "4", "0", "3", "rank 1", "1", "2", "4"]
+    assert words.described(figure) == f"{title}. Rank 0: 4, 0, 3. Rank 1: 1, 2, 4."
     dashed = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
     assert len(dashed) == 1 and dashed[0].get_edgecolor() == matplotlib.colors.to_rgba(ALARM)
 
@@ -47,10 +49,8 @@ def test_dealt_counts_by_steps_not_by_ranks():
 
 
 def test_what_no_rank_got_is_listed():
-    assert draw.texts_of(dealt([[0]], 40))[-1] == (
-        "1 of 40 samples seen; 39 never seen: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ..."
-    )
-    assert draw.texts_of(dealt(shards(8, 2), 8))[-1] == "8 of 8 samples seen"
+    assert draw.texts_of(dealt([[0]], 40))[0] == "1 of 40 samples seen; 39 never seen: 1, 2, 3, 4, 5, 6, 7, ..."
+    assert draw.texts_of(dealt(shards(8, 2), 8))[0] == "8 of 8 samples seen"
 
 
 def test_orders_plots_position_against_sample():

@@ -25,6 +25,7 @@ class Fault:
     rank: int | None = None
     cause: str = ""
     report: str = ""  # the learner's own traceback, or where the ranks hung
+    goes_on: bool = False  # the answer raised or died in one run: others can still be right
 
 
 class FaultFound(BaseException):

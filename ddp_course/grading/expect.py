@@ -82,14 +82,15 @@ def exercise(
     def judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
         with (within or nullcontext)() as place:
             chosen = rounds(rng, place) if within else rounds(rng)
-            seen: dict[str, list[Seen]] = {}
+            seen: dict[str, list[Seen] | Fault] = {}
             changed = None  # what was given; told once, of a check that is passed otherwise
             for key, (_, _, expect, names) in checks.items():
                 for name in names.split():
                     if name not in seen:
-                        seen |= _outcomes(answer, act, next(r for r in chosen if name in dict(r.cases)))
-                looked_at = [each for name in names.split() for each in seen[name]]
-                fault = first_fault(map(expect, looked_at))
+                        seen |= _outcomes(answer, act, next(r for r in chosen if name in dict(r.cases)), seen)
+                fault = first_fault(seen[name] for name in names.split() if isinstance(seen[name], Fault))
+                looked_at = [each for name in names.split() if not fault for each in seen[name]]
+                fault = fault or first_fault(map(expect, looked_at))
                 if not fault and not changed:
                     fault = changed = first_fault(map(leaves_as_given, looked_at))
                 yield key, fault
@@ -132,15 +133,24 @@ class Ending(Round):
     how: str = ""
 
 
-def _outcomes(answer: Answer, act: Act, chosen: Round) -> dict[str, list[Seen]]:
+def _outcomes(answer: Answer, act: Act, chosen: Round, seen: Mapping[str, Any]) -> dict[str, list[Seen] | Fault]:
+    """Run a round; return by the cases' names what each rank did, or why that is not known.
+
+    An answer that raised where it should not earns nothing where it should: it may do nothing else.
+    """
+    before = first_fault(fault for fault in seen.values() if isinstance(fault, Fault))
+    if before and (chosen.raises or isinstance(chosen, Ending)):
+        return dict.fromkeys(dict(chosen.cases), before)
     try:
         return played(answer, act, chosen)
     except AnswerFailed as failed:
         fault = failed.fault
-        if not isinstance(chosen, Ending) or not re.search(chosen.how, fault.report or fault.expected):
+        if isinstance(chosen, Ending) and re.search(chosen.how, fault.report or fault.expected):
+            ended = [Note(ended=fault)] * chosen.world_size
+            return {name: [Seen(case, rank, ended) for rank in range(chosen.world_size)] for name, case in chosen.cases}
+        if not fault.goes_on:
             raise
-        ended = [Note(ended=fault)] * chosen.world_size
-        return {name: [Seen(case, rank, ended) for rank in range(chosen.world_size)] for name, case in chosen.cases}
+        return dict.fromkeys(dict(chosen.cases), fault)
 
 
 # --- Expectations ------------------------------------------------------------------------------------

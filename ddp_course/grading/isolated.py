@@ -107,7 +107,7 @@ class Answer:
         cause = next((hint for pattern, hint in hints if re.search(pattern, report)), "")
         if error.error_type == "NotImplementedError":
             return Fault(cause=cause)
-        return Fault(report=report, cause=cause)
+        return Fault(report=report, cause=cause, goes_on=error.kind in ("raised", "died"))
 
 
 def _call(rank: int, world_size: int, driver: Callable, packed: bytes, names: tuple, args: tuple) -> Any:

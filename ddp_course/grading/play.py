@@ -36,7 +36,7 @@ class Round:
 
     Args:
         cases: pairs of a name and whatever `act` understands; cases may share a name. A case travels to the ranks.
-        raises: errors that are an answer, too; any other one ends the check.
+        raises: errors that are an answer, too; any other one fails all checks that look at a case of the round.
         init: whether the ranks have a process group.
         fresh: on processes of its own, for what kept ranks cannot give: signals, exits, a rendezvous.
     """

@@ -123,7 +123,7 @@ def _read_call(parts: list) -> Call:
 
 
 def _read_fault(parts: list) -> Fault:
-    return _typed(Fault(*parts), (str, str, int | None, str, str))
+    return _typed(Fault(*parts), (str, str, int | None, str, str, bool))
 
 
 def _typed(made: Any, kinds: tuple) -> Any:

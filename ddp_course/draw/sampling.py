@@ -13,26 +13,29 @@ from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import name_axes, page, plain_axes
 from ddp_course.draw.shapes import box, canvas, finding, label
-from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, PAPER, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH, rank_colour, tint
 
 
 def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
-    """The samples of every rank, a row of boxes each; dashed red where a sample was given out before.
+    """The samples of every rank, a row of boxes each, a column a step; dashed red where a sample was given out before.
 
     Samples count as given out in the order of the steps: first every rank's first one, then every rank's second one.
 
     Args:
         by_rank: the indices that each rank's sampler gave.
-        length: samples in the dataset; those that no rank got are listed below.
+        length: samples in the dataset; those that no rank got are listed in the heading.
     """
     steps = max(map(len, by_rank), default=0)
     left, row = 0.95, 0.46
-    height = row * len(by_rank) + 0.2
+    height = row * len(by_rank) + 0.35
     figure, ax = canvas(height)
-    column = min(0.6, (WIDTH - left - 0.1) / max(steps, 1))
+    column = min(1.1, (WIDTH - left - 0.1) / max(steps, 1))
+    label(ax, 0.12, height - 0.12, "step", size=SMALL, ink=MUTED, align="left")
+    for step in range(steps):
+        label(ax, left + column * (step + 0.5) - 0.035, height - 0.12, str(step), size=SMALL, ink=MUTED)
     repeated = _repeated(by_rank)
     for rank, indices in enumerate(by_rank):
-        y = height - 0.1 - row * (rank + 1)
+        y = height - 0.25 - row * (rank + 1)
         label(ax, 0.12, y + 0.18, f"rank {rank}", bold=True, align="left")
         for step, index in enumerate(indices):
             again = (rank, step) in repeated
@@ -60,7 +63,7 @@ def _repeated(by_rank: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
 def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> str:
     seen = {index for indices in by_rank for index in indices}
     never = [index for index in range(length) if index not in seen]
-    shown = ", ".join(map(str, never[:7])) + (", ..." if len(never) > 7 else "")
+    shown = ", ".join(map(str, never if len(never) <= 8 else [*never[:7], "..."]))
     parts = [f"{len(seen)} of {length} samples seen", f"{repeated} repeated (dashed)" if repeated else ""]
     parts.append(f"{len(never)} never seen: {shown}" if never else "")
     return "; ".join(part for part in parts if part)

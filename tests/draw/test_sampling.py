@@ -35,7 +35,7 @@ def test_dealt_shows_every_index_and_marks_the_second_time():
     figure = dealt([[4, 0, 3], [1, 2, 4]], 6)
     texts = draw.texts_of(figure)
     title = "5 of 6 samples seen; 1 repeated (dashed); 1 never seen: 5"
-    assert texts == [title, "rank 0", "4", "0", "3", "rank 1", "1", "2", "4"]
+    assert texts == [title, "step", "0", "1", "2", "rank 0", "4", "0", "3", "rank 1", "1", "2", "4"]
     assert words.described(figure) == f"{title}. Rank 0: 4, 0, 3. Rank 1: 1, 2, 4."
     dashed = [patch for patch in figure.axes[0].patches if patch.get_linestyle() == "--"]
     assert len(dashed) == 1 and dashed[0].get_edgecolor() == matplotlib.colors.to_rgba(ALARM)
@@ -49,6 +49,7 @@ def test_dealt_counts_by_steps_not_by_ranks():
 
 
 def test_what_no_rank_got_is_listed():
+    assert draw.texts_of(dealt([[0]], 9))[0] == "1 of 9 samples seen; 8 never seen: 1, 2, 3, 4, 5, 6, 7, 8"
     assert draw.texts_of(dealt([[0]], 40))[0] == "1 of 40 samples seen; 39 never seen: 1, 2, 3, 4, 5, 6, 7, ..."
     assert draw.texts_of(dealt(shards(8, 2), 8))[0] == "8 of 8 samples seen"
 

@@ -79,7 +79,7 @@ def _between(names: Sequence[str]) -> str:
 def bucket_sweep(
     step_ms: Mapping[str, Sequence[float]], caps: Sequence[str], reference_ms: float | None = None, title: str = ""
 ) -> Figure:
-    """The time of a step over the bucket's size, one line for each way; a ring marks the shortest step of each.
+    """The time of a step over the bucket's size, one line for each way; a ring marks the shortest step of the first.
 
     Args:
         step_ms: for each way, the median step at each cap, smallest cap first.
@@ -90,12 +90,12 @@ def bucket_sweep(
     figure, ax = chart(3.2)
     highest = max([reference_ms or 0.0, *(time for times in step_ms.values() for time in times)])
     for number, (name, times) in enumerate(step_ms.items()):
-        colour, best = rank_colour(number), min(range(len(times)), key=lambda place: times[place])
-        ax.plot(range(len(caps)), times, color=colour, marker="os^D"[number % 4], label=name)
-        ax.plot(best, times[best], "o", color=colour, markersize=14, markerfacecolor="none", markeredgewidth=1.6)
+        ax.plot(range(len(caps)), times, color=rank_colour(number), marker="os^D"[number % 4], label=name)
+    first = next(iter(step_ms.values()))
+    ring = {"color": rank_colour(0), "markersize": 14, "markerfacecolor": "none", "markeredgewidth": 1.6}
+    ax.plot(first.index(min(first)), min(first), "o", label="shortest step", **ring)
     if reference_ms is not None:
         ax.axhline(reference_ms, color=LINE, linestyle="--", label="no communication")
-    ax.plot([], [], "o", color=LINE, markersize=11, markerfacecolor="none", label="shortest step of its line")
     ax.set_xticks(range(len(caps)), caps)
     ax.set_ylim(0, 1.08 * highest)
     name_axes(ax, "bucket cap", "step, ms")

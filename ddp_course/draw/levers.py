@@ -48,7 +48,7 @@ def lever(steps: Sequence[tuple[str, Sequence[Span]]], title: str = "") -> Figur
         _step(ax, place * PANEL, name, spans, longest_ms)
     ax.set(xlim=(0, longest_ms * 1.12), ylim=(PANEL * len(drawn) - 0.05, 0), yticks=[])
     ax.set_title(f"{title} (simulated link)".strip(), fontsize=LABEL, color=INK)
-    _step_legend(ax, inches)
+    _step_legend(ax, inches, {span.lane for _, spans in drawn for span in spans})
     return figure
 
 
@@ -92,11 +92,11 @@ def _bar(ax: Axes, span: Span, row: float, face: str | tuple[float, ...], edge: 
     bar(ax, span, row, BAR, linewidth=0.7, facecolor=face, edgecolor=edge)
 
 
-def _step_legend(ax: Axes, inches: float) -> None:
+def _step_legend(ax: Axes, inches: float, lanes: set[str]) -> None:
     # Few words: text is most of a picture's bytes, and a lesson has many of these.
     hidden = Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")
     waited_for = Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed")
-    legend_below(ax, [shade("forward"), shade("backward"), shade("optimizer"), hidden, waited_for], 0.42, inches)
+    legend_below(ax, [*(shade(lane) for lane in STRENGTH if lane in lanes), hidden, waited_for], 0.42, inches)
 
 
 def valley(

@@ -20,7 +20,7 @@ from ddp_course.draw.buckets import size_text
 from ddp_course.draw.clock import STRENGTH, bar, beside, clock, legend_below, shade
 from ddp_course.draw.shapes import label
 from ddp_course.draw.style import INK, LABEL, LINE, PAPER, SHARED, SMALL, rank_colour, tint
-from ddp_course.scaling.spans import TALKING, Span, merge_ranks, rows_of
+from ddp_course.scaling.spans import TALKING, Span, joined, merge_ranks, rows_of
 
 ROW_INCHES = 0.27
 MOST_ROWS = 18  # of labelled all-reduces, all ranks together; more are packed, without labels
@@ -77,9 +77,8 @@ def _block(
 ) -> float:
     """Draw one rank and return where its last label ends, in milliseconds."""
     beside(ax, top + 0.5, f"rank {rank}", bold=True)
-    for span in spans:
-        if span.lane not in TALKING:
-            bar(ax, span, top, BAR, linewidth=0.9, **_look(span, rank))
+    for span in joined(span for span in spans if span.lane not in TALKING):
+        bar(ax, span, top, BAR, linewidth=0.9, **_look(span, rank))
     talk = sorted((s for row in rows for s in row), key=lambda s: s.start_s)
     numbers = {id(s): n for n, s in enumerate(s for s in talk if s.lane == "all-reduce")}
     right = 0.0

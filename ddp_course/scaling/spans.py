@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 LANES = ("forward", "backward", "waiting", "optimizer", "all-reduce", "other collective")
@@ -104,6 +105,16 @@ def rows_of(spans: Sequence[Span], extra_s: Sequence[float] | None = None) -> li
         rows[row].append(span)
         free_s[row] = end
     return rows
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """Make one span of those of a lane that follow each other: of the nodes of a backward pass, hooks included.
+
+    Args:
+        spans: of one rank's model; collectives run at the same time and have no place in this row.
+    """
+    runs = [list(run) for _, run in groupby(sorted(spans, key=lambda s: s.start_s), key=lambda s: s.lane)]
+    return [replace(run[0], name=run[0].lane, end_s=max(s.end_s for s in run)) for run in runs]
 
 
 def merge_ranks(spans_by_rank: Sequence[Sequence[Span]]) -> list[list[Span]]:

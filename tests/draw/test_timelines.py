@@ -36,6 +36,7 @@ def test_bars_stand_where_the_spans_were_on_one_clock():
     figure = timeline([step(5.0, reduces=1), step(5.002, reduces=1)])
     drawn = bars(figure)
     assert (0, 10) in drawn and (2, 10) in drawn  # the forward passes, 2 ms apart
+    assert (10, 20) in drawn and (12, 20) in drawn  # backward, of two nodes
     assert (15, 4) in drawn and (17, 4) in drawn  # the all-reduces
     lines = [line.get_xdata()[0] for line in figure.axes[0].lines]
     assert [round(x, 6) for x in lines] == [30, 32]  # where the last gradient was ready
@@ -74,7 +75,7 @@ def test_many_all_reduces_at_once_are_drawn_without_labels():
     figure = timeline([step(reduces=30, each=0.01, gap=0.0001)])
     assert not [text for text in texts_of(figure) if "MiB" in text]
     assert "30 all-reduces" in texts_of(figure)
-    assert len([bar for bar in bars(figure) if bar[1] == 10]) == 30 + 4  # and forward, two nodes, waiting
+    assert len([bar for bar in bars(figure) if bar[1] == 10]) == 30 + 2  # and forward, waiting
 
 
 def test_the_page_depends_on_the_number_of_all_reduces_and_not_on_their_times():

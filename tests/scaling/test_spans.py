@@ -9,6 +9,7 @@ from ddp_course.scaling.spans import (
     Span,
     busy_seconds,
     exposed_seconds,
+    joined,
     merge_ranks,
     overlapped_share,
     rows_of,
@@ -37,6 +38,12 @@ def spans(*times, lane="all-reduce"):
 def test_union_joins_what_touches_and_keeps_what_does_not():
     assert union(spans((4, 5), (0, 2), (1, 1.5), (2, 3))) == [(0, 3), (4, 5)]
     assert union([]) == []
+
+
+def test_nodes_of_one_backward_are_joined_and_two_backwards_are_not():
+    row = [*spans((1, 3), (4, 5), (8, 9), lane="backward"), *spans((0, 1), (6, 8), lane="forward")]
+    found = [(span.lane, span.start_s, span.end_s) for span in joined(row)]
+    assert found == [("forward", 0, 1), ("backward", 1, 5), ("forward", 6, 8), ("backward", 8, 9)]
 
 
 def test_time_in_which_two_collectives_run_counts_once():

@@ -29,7 +29,9 @@ def mean_weights(means: Sequence[float], rows: Sequence[int], *, part: str = "ba
     _bars(right, means, [1] * len(means), rank, f"mean of means: {mean_of_means:.4f}", ALARM, mean_of_means)
     name_axes(left, f"{sum(rows)} rows, {rows[-1]} of them in the last {part}", f"mean loss of a {part}")
     name_axes(right, f"{part}, each of the same weight")
-    right.set_xticks([])
+    names = [str(number) for number in range(1, len(rows) + 1)]
+    names[-1] += f"\n{rows[-1]} row{'s' * (rows[-1] > 1)}"
+    right.set_xticks([place + 0.5 for place in range(len(rows))], names)
     return figure
 
 

@@ -19,7 +19,7 @@ STYLES = ("o-", "s--", "^:", "D-.")
 def combined_statistics(
     rows: Sequence[Sequence[float]], local: Sequence[Sequence[float]], whole: Sequence[float]
 ) -> Figure:
-    """Each rank's rows of one channel, its mean, squares and count, and what all ranks make of them.
+    """Each rank's rows of one channel, its mean, spread and count, and what all ranks make of them.
 
     Args:
         rows: the values of each rank; the first four are shown.
@@ -31,7 +31,7 @@ def combined_statistics(
         shown = "  ".join(number(float(value)) for value in values[:4]) + ("  ..." if len(values) > 4 else "")
         kept.append(shown or "no rows")
     columns = ("rows of one channel", "what each rank sends", "all ranks compute")
-    return _one_result(columns, kept, [_lines(("mean", "squares", "count"), values) for values in local],
+    return _one_result(columns, kept, [_lines(("mean", "spread", "count"), values) for values in local],
                        _lines(("mean", "variance", "count"), whole))  # fmt: skip
 
 
@@ -43,10 +43,11 @@ def backward_sums(counts: Sequence[int], local: Sequence[Sequence[float]], whole
         local: the sum of dy, and of dy times n, of each rank.
         whole: their means over the rows of all ranks.
     """
-    columns = ("dy and n of each row", "what each rank adds up", "after one all_reduce")
+    columns = ("rows of one channel", "what each rank adds up", "after one all_reduce")
     kept = [f"{count} row{'s' * (count != 1)}" for count in counts]
     sums = [_lines(("sum of dy", "sum of dy * n"), values) for values in local]
-    return _one_result(columns, kept, sums, _lines(("mean(dy)", "mean(dy * n)"), whole))
+    means = _lines(("mean(dy)", "mean(dy * n)"), whole)
+    return _one_result(columns, kept, sums, f"both sums, divided\nby {sum(counts)} rows:\n{means}")
 
 
 def _lines(names: Sequence[str], values: Sequence[float]) -> str:
@@ -67,7 +68,7 @@ def _one_result(columns: Sequence[str], kept: Sequence[str], sent: Sequence[str]
         box(ax, 3.55, y - 0.36, 1.8, 0.72, numbers, colour=colour, size=SMALL)
         arrow(ax, (3.13, y), (3.52, y), colour=colour)
         arrow(ax, (5.38, y), (6.07, middle), colour=colour)
-    box(ax, 6.1, middle - 0.45, WIDTH - 6.2, 0.9, result, colour=SHARED, size=SMALL, bold=True)
+    box(ax, 6.1, middle - 0.48, WIDTH - 6.2, 0.96, result, colour=SHARED, size=SMALL, bold=True)
     return figure
 
 

@@ -24,6 +24,7 @@ def test_mean_weights_draws_parts_as_wide_as_their_rows_and_then_all_alike():
     assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in left.patches] == [(0, 4, 4.0), (4, 1, 7.0)]
     assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in right.patches] == [(0, 1, 4.0), (1, 1, 7.0)]
     assert [ax.lines[0].get_ydata()[0] for ax in (left, right)] == [4.6, 5.5]
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ["1", "2\n1 row"]
     assert [ax.get_title() for ax in (left, right)] == ["by rows: 4.6000", "mean of means: 5.5000"]
 
 

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 ddp.py
     torchrun --nproc-per-node 4 ddp.py --epochs 4 --checkpoint run.pt     # again, with more epochs: it continues
 
-The numbers that it prints are those of `one_device.py`, whatever the number of ranks. Read next: `ddp_spawn.py`.
+It prints the numbers of `one_device.py` if the number of ranks divides the batch. Read next: `ddp_spawn.py`.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main():
                 os.replace(options.checkpoint + ".part", options.checkpoint)
             dist.barrier()
 
-    # wait: a gloo thread that holds a tensor while Python shuts down would abort the process
+    # wait for all ranks before shutting down: gloo may still be using a tensor
     dist.barrier()
     dist.destroy_process_group()
 

@@ -18,10 +18,10 @@ from ddp_course.draw.end_to_end import (
 )
 from ddp_course.draw.failures import hang, ladder, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
-from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
+from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block, language_losses
 from ddp_course.draw.levers import lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
-from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
+from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls, processes
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
@@ -58,6 +58,7 @@ __all__ = [
     "distances",
     "drift",
     "episode_ends",
+    "gpt_block",
     "gradient_noise",
     "halves",
     "hang",
@@ -83,6 +84,7 @@ __all__ = [
     "own_losses",
     "pipeline_passes",
     "players",
+    "printed_losses",
     "processes",
     "quantities",
     "rank_colour",

@@ -210,7 +210,9 @@ def _phases(ax: Axes, phases: Sequence[str], top: float) -> None:
     for phase, group in groupby(phases):
         length = len(list(group))
         if length > 0.1 * len(phases):  # what is too narrow for its name goes without
-            ax.text(start + length / 2, top * 1.13, PHASES[phase], ha="center", fontsize=SMALL - 1, color=MUTED)
+            last = start + length == len(phases)  # its name would not fit if it stood in the middle
+            x, align = (len(phases), "right") if last else (start + length / 2, "center")
+            ax.text(x, top * 1.13, PHASES[phase], ha=align, fontsize=SMALL - 1, color=MUTED)
         if start:
             ax.axvline(start, color=LINE, lw=0.8, ls=":")
         start += length

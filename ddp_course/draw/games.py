@@ -136,9 +136,16 @@ def return_curves(
     first.locator_params(axis="x", nbins=6)
     first.set_ylim(0, 520)
     legend(first, loc="lower right")
-    ended = [f"{name} {_running_mean(returns, window)[1][-1]:.0f}" for name, (_, returns) in curves.items()]
-    headline(first, f"Mean return at the end: {', '.join(ended)}")
+    ends = ", ".join(f"{name} {_first_solved(*run, solved, window)}" for name, run in curves.items())
+    headline(first, f"Mean return: {ends} (solved: {solved:.0f})")
     return figure
+
+
+def _first_solved(steps: Sequence[int], returns: Sequence[float | None], solved: float, window: int) -> str:
+    """Name the first point that is solved, or else the last one."""
+    places, values = _running_mean(returns, window)
+    at = next((at for at, value in enumerate(values) if value >= solved), -1)
+    return f"{values[at]:.0f} after {steps[places[at]]:,} steps"
 
 
 def return_bands(
@@ -171,7 +178,7 @@ def return_bands(
         name_axes(ax, what, f"mean return of {many} seeds; shaded: range" if ax is panels[0] else "")
     panels[0].set_ylim(0, 520)
     legend(panels[0], loc="upper left", bbox_to_anchor=(0, 0.9))
-    slower = f"; a turn takes {paces[-1] / paces[0]:.1f} times as long" if len(paces) > 1 else ""
+    slower = f"; a turn of {list(runs)[-1]} takes {paces[-1] / paces[0]:.1f} times as long" if len(paces) > 1 else ""
     title = f"Return after {turns} turns: {', '.join(ends)}{slower}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
     return figure
@@ -213,7 +220,7 @@ def seed_table(seeds: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
                 twice = flat.count(seed) > 1
                 box(ax, x + 0.8 + rank * cell + 0.03, y + 0.02, cell - 0.06, 0.34, f"{seed}", size=SMALL,
                     colour=ALARM if twice else rank_colour(rank), dashed=twice)  # fmt: skip
-    different = [f"{name} {len(set(sum(map(list, runs), [])))}" for name, runs in seeds.items()]
+    different = [f"{len(set(sum(map(list, runs), [])))} by {name}" for name, runs in seeds.items()]
     of = sum(map(len, next(iter(seeds.values()))))
-    finding(ax, f"Different seeds of {of}: {', '.join(different)} (dashed: used more than once)")
+    finding(ax, f"Different seeds out of {of}: {', '.join(different)} (dashed: used more than once)")
     return figure

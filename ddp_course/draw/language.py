@@ -20,6 +20,24 @@ LEFT = 1.35  # inches for the names of the rows
 TAIL = 2.9  # inches for what follows the micro-batches
 
 
+def gpt_block() -> Figure:
+    """The stream of vectors through GPT-2: what a block adds to it, and what comes before and after all blocks."""
+    figure, ax = canvas(2.35)
+    box(ax, 0.1, 0.3, 1.3, 0.6, "token's vector\n+ position's", size=SMALL)
+    box(ax, 6.6, 0.3, 1.3, 0.6, "norm, then token\ntable: scores", size=SMALL)
+    box(ax, 1.6, 0.1, 4.8, 2.1, colour=FAINT, fill=False)
+    label(ax, 4.0, 2.03, "a block; the next one begins where it ends", size=SMALL, ink=MUTED)
+    arrow(ax, (1.4, 0.6), (6.6, 0.6), colour=INK)
+    parts = (("norm, attention:\na position and those before", 0), ("norm, two linear layers:\neach position alone", 4))
+    for (text, colour), x in zip(parts, (1.75, 4.1), strict=True):
+        box(ax, x, 1.2, 2.1, 0.62, text, colour=RANK_COLOURS[colour], size=SMALL)
+        arrow(ax, (x + 0.2, 0.62), (x + 0.2, 1.18), colour=RANK_COLOURS[colour])
+        arrow(ax, (x + 1.8, 1.18), (x + 1.8, 0.76), colour=RANK_COLOURS[colour])
+        box(ax, x + 1.66, 0.46, 0.28, 0.28, "+", size=SMALL)
+    finding(ax, "The stream runs through all blocks, and each block adds to it twice")
+    return figure
+
+
 def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, position: int) -> Figure:
     """A text cut into windows: above as it stands, below in the epoch's order, each with the rank that reads it.
 
@@ -68,7 +86,7 @@ def accumulation_step(world_size: int, accumulation: int) -> Figure:
     box(ax, average, 0.75, 0.9, height - 0.25, "average", colour=RANK_COLOURS[4], size=SMALL)
     if accumulation > 1:
         _line(ax, LEFT, average - unit - 0.1, height + 0.72, MUTED, "no_sync: gradients add up, nothing is sent", 0.2)
-    _line(ax, average - unit, average + 0.9, 0.55, RANK_COLOURS[4], "one average", -0.2)
+    _line(ax, average - unit, average + 0.9, 0.55, RANK_COLOURS[4], "in the last backward pass", -0.2)
     label(ax, (clip + update + 0.85) / 2, 0.35, "alike on every rank", size=SMALL)
     arrow(ax, (LEFT, 0.1), (WIDTH - 0.1, 0.1))
     label(ax, 0.12, 0.1, "time", align="left", size=SMALL, ink=MUTED)

@@ -1,7 +1,7 @@
 """Do the pictures of lesson 16 show the numbers they were given, and stay readable?"""
 
 from ddp_course import draw
-from ddp_course.draw.language import accumulation_step, dealt_windows, language_losses
+from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block, language_losses
 
 ORDER = [7, 2, 11, 0, 9, 4, 12, 1, 5, 8, 3, 10, 6]
 LOSSES = [5.5 - 3.5 * step / 100 for step in range(100)]
@@ -13,6 +13,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         dealt_windows(ORDER, 2, 2, 4),
         dealt_windows(ORDER, 3, 1, 0),
         dealt_windows(list(range(16)), 4, 2, 16),
+        gpt_block(),
         accumulation_step(2, 3),
         accumulation_step(2, 1),
         accumulation_step(4, 8),

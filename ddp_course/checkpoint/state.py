@@ -179,16 +179,16 @@ def load_model(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
         for name in wanted
         if name in state and getattr(state[name], "shape", None) != getattr(wanted[name], "shape", None)
     ]
-    if missing or unknown or shapes:
+    faults = {"missing": missing, "unknown": unknown, "of another shape": shapes}
+    if said := "; ".join(f"{what} {_few(names)}" for what, names in faults.items() if names):
         raise CheckpointError(
-            f"these weights are of another model: missing {_few(missing)}; unknown {_few(unknown)}; of another shape "
-            f"{_few(shapes)}. Build the model as the run that saved them did"
+            f"these weights are of another model: {said}. Build the model as the run that saved them did"
         )
     target.load_state_dict(state)
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # --- The random number generators of one rank ------------------------------------------------------

@@ -10,6 +10,7 @@ Read next: `style.py`, the look.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
@@ -43,13 +44,14 @@ def _axes(axes: Axes) -> Iterator[str]:
         values = [each.get_width() if widths else each.get_height() for each in getattr(bars, "patches", [])]
         if values:
             yield f"Bars{_of(bars.get_label())}: {numbers(values)}."
-    for image in axes.images:
-        yield f"An image of {' by '.join(map(str, image.get_array().shape[:2]))} cells."
+    sizes = Counter(" by ".join(map(str, image.get_array().shape[:2])) for image in axes.images)
+    for size, count in sizes.items():
+        yield f"An image of {size} cells." if count == 1 else f"{count} images of {size} cells."
     points = sum(len(each.get_offsets()) for each in axes.collections if hasattr(each, "get_offsets"))
     if points > 1:
         yield f"{points} points."
     ticks = [each.get_text() for axis in (axes.xaxis, axes.yaxis) for each in axis.get_ticklabels()]
-    names = [each for each in ticks if any(letter.isalpha() for letter in each)]
+    names = [each for each in ticks if any(map(str.isalpha, each)) and "$" not in each]
     if axes.axison and names:
         yield f"Marked: {', '.join(names)}."
     if says := getattr(axes, "says", ""):  # set by a drawing whose words, one by one, would not tell it
@@ -62,11 +64,11 @@ def _axes(axes: Axes) -> Iterator[str]:
 
 def _line(line: Line2D) -> Iterator[str]:
     values = [float(value) for value in line.get_ydata() if value == value]
-    places = {float(value) for value in line.get_xdata()} if line.get_transform() != line.axes.transData else ()
-    if len(places) == 1:  # drawn by axvline: its own heights mean nothing
-        yield f"Line{_of(line.get_label())} at {numbers([*places])}."
+    upright, named = len({*line.get_xdata()}) == 1, not str(line.get_label()).startswith("_")
+    if upright and line.get_transform() != line.axes.transData:  # drawn by axvline: its own heights mean nothing
+        yield f"Line{_of(line.get_label())} at {numbers([float(line.get_xdata()[0])])}."
         return
-    if len(values) > 1 and (not str(line.get_label()).startswith("_") or len(set(values)) > 1):
+    if len(values) > 1 and (named or len(set(values)) > 1 and not upright):  # else a stroke, or a level
         yield f"Line{_of(line.get_label())}: {numbers(values)}."
 
 

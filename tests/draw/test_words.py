@@ -42,6 +42,15 @@ def test_what_is_written_into_a_drawing_is_told_once(axes):
     assert words.described(axes.figure) == "Written in it: rank 1 waits."
 
 
+def test_images_of_one_size_are_counted_and_marks_and_powers_left_out(axes):
+    for place in range(3):
+        axes.imshow([[0, 1]], extent=(place, place + 1, 0, 1))
+    axes.plot([1, 1], [0.2, 0.8])  # the end of a step, say
+    axes.set_xscale("log")
+    axes.figure.canvas.draw()
+    assert words.described(axes.figure) == "3 images of 1 by 2 cells."
+
+
 def test_a_long_story_is_cut(axes):
     axes.text(0, 0, "x" * 5000)
     assert len(words.described(axes.figure)) == words.MOST_LETTERS

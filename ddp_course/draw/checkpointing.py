@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import chart, name_axes, note
-from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, SHARED, SMALL, WIDTH, rank_colour
 
 OLD, NEW = rank_colour(0), rank_colour(2)  # blue and green; what is torn has the colour of an alarm
@@ -40,16 +40,22 @@ def write_kills(
     _life(ax, 2.15, "torch.save to the final name", [(f"write into {name}", 1.0)], plain)
     steps = [(f"write into .{name}.unfinished", 0.64), ("fsync", 0.12), ("rename", 0.12), ("fsync", 0.12)]
     _life(ax, 0.3, "to another name, then rename", steps, sealed)
+    finding(ax, "A kill tears only the file that is being written")
+    ax.says = f"torch.save to the final name: {_counted(plain)}. To another name, then rename: {_counted(sealed)}."
     return figure
+
+
+def _counted(kills: Sequence[tuple[float, str]]) -> str:
+    found = [outcome for _, outcome in kills]
+    return f"{len(kills)} kills: " + ", ".join(f"{found.count(each)} {each}" for each in OUTCOMES if each in found)
 
 
 def _life(
     ax: Axes, y: float, title: str, steps: Sequence[tuple[str, float]], kills: Sequence[tuple[float, str]]
 ) -> None:
     left, length = 0.15, WIDTH - 0.3
-    counts = [f"{sum(o == name for _, o in kills)} {name}" for name in OUTCOMES if any(o == name for _, o in kills)]
     label(ax, left, y + 1.2, title, bold=True, size=HEADING, align="left")
-    label(ax, left + length, y + 1.2, f"{len(kills)} kills: " + ", ".join(counts), align="right")
+    label(ax, left + length, y + 1.2, _counted(kills), align="right")
     edges = [left]
     for place, (name, share) in enumerate(steps):
         box(
@@ -83,10 +89,11 @@ def landings(locations: Sequence[str], copy: str) -> Figure:
             box(ax, x + 0.05, 2.2, column - 0.1, 0.42, f"rank {rank}", colour=rank_colour(rank), size=SMALL)
             box(ax, x + 0.05, 0.2, column - 0.1, 1.05, colour=ALARM if copies > 1 else LINE, fill=copies > 0)
             label(ax, x + column / 2, 1.05, own[rank], size=SMALL, mono=True)
-            label(ax, x + column / 2, 0.6, f"{copies} x\n{copy}" if copies else "empty", size=SMALL, bold=copies > 1)
+            label(ax, x + column / 2, 0.6, f"{copies} x\n{copy}" if copies else "no copy", size=SMALL, bold=copies > 1)
             target = own.index(targets[rank])
             end = left + column * (target + 0.5) + 0.12 * (rank - target)
             arrow(ax, (x + column / 2, 2.2), (end, 1.27), colour=rank_colour(rank))
+    finding(ax, "Where each rank's copy of the file lands")
     return figure
 
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import chart, legend, name_axes, page, plain_axes
-from ddp_course.draw.shapes import box, canvas, label
-from ddp_course.draw.style import ALARM, INK, LABEL, MUTED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.shapes import box, canvas, finding, label
+from ddp_course.draw.style import ALARM, INK, MUTED, SMALL, WIDTH, rank_colour
 
 MARKS = "osD^v"
 FORMATS = (("float32", 8, 23), ("bfloat16", 8, 7), ("float16", 5, 10))  # bits of the exponent, of the fraction
@@ -47,6 +47,7 @@ def changed_images(rows: Mapping[str, Sequence[np.ndarray]], names: Sequence[str
             ax.imshow(image, cmap="gray_r", extent=extent, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
             ax.add_patch(Rectangle((x - side / 2, base + 0.08), side, side, fill=False, edgecolor=MUTED, linewidth=0.6))
     ax.set(xlim=(0, WIDTH), ylim=(0, height))  # imshow moved them
+    finding(ax, "The same images in every row, each time changed differently")
     return figure
 
 
@@ -63,6 +64,7 @@ def number_formats() -> Figure:
             x += bit * bits
     label(ax, left, 1.82, "bits for the size decide how large a number may be; for the digits, how exact it is",
           size=SMALL, ink=MUTED, align="left")  # fmt: skip
+    finding(ax, "bfloat16 has the range of float32, and a third of its digits")
     return figure
 
 
@@ -104,9 +106,7 @@ def class_accuracies(shares: Mapping[str, float], overall: float) -> Figure:
     wrong = {name: 100 * (1 - share) for name, share in shares.items()}
     ax.bar(list(wrong), list(wrong.values()), color=rank_colour(0), width=0.65)
     ax.axhline(100 * (1 - overall), color=INK, linewidth=1.4, linestyle="--", label=f"all classes: {1 - overall:.1%}")
-    most = max(wrong, key=wrong.get)
-    ax.set_ylim(0, max(1.0, 1.15 * wrong[most]))
-    ax.set_title(f"Most errors: class {most}, {wrong[most]:.0f}% of its images are wrong", fontsize=LABEL, color=INK)
+    ax.set_ylim(0, max(1.0, 1.15 * max(wrong.values())))
     name_axes(ax, "class", "wrong test images, %")
     legend(figure, loc="outside upper right")
     return figure

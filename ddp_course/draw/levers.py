@@ -18,7 +18,7 @@ from ddp_course.draw.charts import chart, legend, legend_beside, name_axes
 from ddp_course.draw.clock import STRENGTH, bar, beside, clock, legend_below, shade
 from ddp_course.draw.shapes import label
 from ddp_course.draw.style import ALARM, INK, LABEL, LINE, PAPER, RANK_COLOURS, SHARED, SMALL, rank_colour, tint
-from ddp_course.scaling.spans import COMPUTING, TALKING, Span, merge_ranks, union
+from ddp_course.scaling.spans import COMPUTING, TALKING, Span, merge_ranks, talking_seconds, union
 
 ROW_INCHES = 0.3
 PANEL = 3.1  # rows from one step to the next: its name, the model, the link, and air
@@ -48,7 +48,13 @@ def lever(steps: Sequence[tuple[str, Sequence[Span]]], title: str = "") -> Figur
         _step(ax, place * PANEL, name, spans, longest_ms)
     ax.set(xlim=(0, longest_ms * 1.12), ylim=(PANEL * len(drawn) - 0.05, 0), yticks=[])
     ax.set_title(f"{title} (simulated link)".strip(), fontsize=LABEL, color=INK)
-    _step_legend(ax, inches, {span.lane for _, spans in drawn for span in spans})
+    waits_s = [sum(end - start for start, end in exposed(spans)) for _, spans in drawn]
+    hides = any(talking_seconds(spans) > wait_s + 1e-9 for (_, spans), wait_s in zip(drawn, waits_s, strict=True))
+    _step_legend(ax, inches, {span.lane for _, spans in drawn for span in spans}, hides)
+    ax.says = " ".join(
+        f"{name}: {_digits(1000 * max(span.end_s for span in spans))} ms, {_digits(1000 * wait_s)} of them exposed."
+        for (name, spans), wait_s in zip(drawn, waits_s, strict=True)
+    )
     return figure
 
 
@@ -92,11 +98,13 @@ def _bar(ax: Axes, span: Span, row: float, face: str | tuple[float, ...], edge: 
     bar(ax, span, row, BAR, linewidth=0.7, facecolor=face, edgecolor=edge)
 
 
-def _step_legend(ax: Axes, inches: float, lanes: set[str]) -> None:
+def _step_legend(ax: Axes, inches: float, lanes: set[str], hides: bool) -> None:
     # Few words: text is most of a picture's bytes, and a lesson has many of these.
-    hidden = Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")
-    waited_for = Patch(facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed")
-    legend_below(ax, [*(shade(lane) for lane in STRENGTH if lane in lanes), hidden, waited_for], 0.42, inches)
+    hidden = [Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")] * hides
+    waited_for = Patch(
+        facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed" if hides else "all-reduce: exposed"
+    )
+    legend_below(ax, [*(shade(lane) for lane in STRENGTH if lane in lanes), *hidden, waited_for], 0.42, inches)
 
 
 def valley(

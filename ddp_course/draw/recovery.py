@@ -84,12 +84,12 @@ def lost_time(
     tried: Sequence[tuple[float, float]],
     best: float,
 ) -> Figure:
-    """The share of the time that is lost, against the steps between two saves, both on logarithmic axes.
+    """The seconds lost for each second of training, against the steps between two saves, both on logarithmic axes.
 
     Args:
         distances: steps between two saves.
-        saving, repeating: the share lost at each of them, by saving, and by failures (work done again, restarts).
-        tried: (distance, share) of runs that were tried out with failures at random moments.
+        saving, repeating: what is lost at each of them, by saving, and by failures (work done again, restarts).
+        tried: (distance, what is lost) of runs that were tried out with failures at random moments.
         best: the distance by Young's formula.
     """
     figure, ax = chart(3.4)
@@ -102,9 +102,9 @@ def lost_time(
     ax.set_ylim(min(total) / 4, max(total) * 2)
     ax.axvline(best, color=SHARED, linewidth=1)
     note(ax, best, max(total) * 1.3, f"best: {best:.0f} steps")
-    name_axes(ax, "steps between two saves", "share of the time lost")
+    name_axes(ax, "steps between two saves", "seconds lost for each second of training")
     legend(ax, loc="lower left")
-    headline(ax, f"Too many saves cost as much as too few: about {best:.0f} steps apart, {min(total):.1%} is lost")
+    headline(ax, f"Too many saves cost as much as too few: {min(total):.1%} is lost at about {best:.0f} steps")
     return figure
 
 
@@ -120,6 +120,7 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     first_rank = 0
     for node in range(nodes):
         x, alive = 0.1 + node * width, node != dead
+        base = first_rank if alive else node * ranks_per_node
         colour = SHARED if alive else ALARM
         box(ax, x + 0.05, 0.1, width - 0.1, 2.55, colour=FAINT if alive else ALARM, fill=not alive, dashed=not alive)
         title = f"node {node}" if alive else f"node {node}: gone"
@@ -130,21 +131,20 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
             end = store[0] + 1.6 + (middle - WIDTH / 2) * 0.4
             arrow(ax, (middle, 2.17), (end, 3.33), colour=SHARED, both_ways=True)
         for local in range(ranks_per_node):
-            _rank(ax, x, width, local, ranks_per_node, first_rank + local if alive else None)
+            _rank(ax, x, width, local, ranks_per_node, base + local, alive)
         first_rank += ranks_per_node if alive else 0
     if dead is None:
         finding(ax, "The agents meet at one store, and each starts and watches its node's ranks")
     else:
-        label(ax, 0.15, 3.6, f"world size {first_rank}", bold=True, align="left")
         finding(ax, f"Node {dead} is gone: the rest meet again and continue with {first_rank} ranks")
     return figure
 
 
-def _rank(ax: Axes, x: float, width: float, local: int, count: int, rank: int | None) -> None:
+def _rank(ax: Axes, x: float, width: float, local: int, count: int, rank: int, alive: bool) -> None:
     column = (width - 0.4) / count
     left, middle = x + 0.2 + local * column, x + width / 2
-    colour = ALARM if rank is None else rank_colour(rank)
-    text = f"RANK {rank}\nLOCAL_RANK {local}" if rank is not None else "-"
-    box(ax, left + 0.05, 0.3, column - 0.1, 0.7, text, colour=colour, size=SMALL, dashed=rank is None)
-    if rank is not None:
+    colour = rank_colour(rank) if alive else ALARM
+    text = f"RANK {rank}\nLOCAL_RANK {local}" if alive else f"was RANK {rank}"
+    box(ax, left + 0.05, 0.3, column - 0.1, 0.7, text, colour=colour, size=SMALL, dashed=not alive)
+    if alive:
         arrow(ax, (middle + 0.4 * (local - (count - 1) / 2), 1.58), (left + column / 2, 1.02), colour=colour)

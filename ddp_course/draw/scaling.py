@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from ddp_course.draw.buckets import size_text
 from ddp_course.draw.charts import legend, legend_beside, name_axes, page, plain_axes
-from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, SMALL, rank_colour, tint
+from ddp_course.draw.style import ALARM, INK, LABEL, LINE, SMALL, rank_colour, tint
 from ddp_course.scaling.collective_cost import CollectiveCost
 from ddp_course.scaling.efficiency import PARTS, Scaling
 
@@ -103,8 +103,9 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
     top, bottom = page.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     smallest, largest = cost.sizes[0], cost.sizes[-1]
     along = [smallest * (largest / smallest) ** (i / 60) for i in range(61)]
-    line = [1e6 * cost.predicted_s(size) for size in along]
-    top.plot(along, line, color=INK, linewidth=1.4, label="alpha + beta x bytes")
+    top.plot(
+        along, [1e6 * cost.predicted_s(size) for size in along], color=INK, linewidth=1.4, label="alpha + beta x bytes"
+    )
     top.plot(cost.sizes, [1e6 * t for t in cost.seconds], "o", color=rank_colour(0), markersize=5, label="measured")
     if smallest < cost.half_bytes < largest:
         top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=f"half is latency: {size_text(cost.half_bytes)}")
@@ -112,8 +113,9 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
     plain_axes(top)
     name_axes(top, up="microseconds")
     legend(top, loc="upper left")
-    shown = f"alpha {1e6 * cost.alpha_s:.0f} us, bus bandwidth up to {cost.peak_bus_bytes_per_s / 1e9:.2f} GB/s"
-    top.set_title(f"{cost.op}, {cost.world_size} ranks: {shown}", color=INK, fontsize=HEADING)
+    line = f"the line says {1e6 * cost.alpha_s:.0f} µs and {cost.peak_bus_bytes_per_s / 1e9:.2f} GB/s"
+    most = f"at most {max(cost.bus_bytes_per_s) / 1e9:.2f} GB/s were measured"
+    top.set_title(f"{cost.op}, {cost.world_size} ranks: {line}, {most}", color=INK, fontsize=LABEL)
     bottom.axhline(0, color=INK, linewidth=1.4)
     above = [100 * left for left in cost.residuals]
     bottom.vlines(cost.sizes, 0, above, color=rank_colour(0), linewidth=1.4)

@@ -29,6 +29,7 @@ def test_write_kills_marks_each_kill_by_its_outcome_and_counts_them():
     assert "write into last.pt" in texts and "write into .last.pt.unfinished" in texts
     marks = [line.get_marker() for line in figure.axes[0].lines]
     assert [marks.count(mark) for mark in "osX"] == [23 + 1, 3 + 1, 20 + 1]  # and one each in the legend
+    assert figure.axes[0].says.startswith("torch.save to the final name: 22 kills: 1 old, 1 new, 20 torn.")
     assert "nothing: torn" not in draw.texts_of(write_kills([(0.5, "old")], [(0.5, "old")]))
 
 
@@ -42,7 +43,7 @@ def test_a_kill_after_the_rename_stands_right_of_the_rename():
 def test_landings_counts_the_copies_on_each_gpu_and_points_there():
     figure = landings(["cuda:0", "cuda:0", "cuda:2"], "1 GB")
     texts = draw.texts_of(figure)
-    assert [texts.count(text) for text in ("2 x\n1 GB", "1 x\n1 GB", "empty")] == [1, 1 + 3, 1]
+    assert [texts.count(text) for text in ("2 x\n1 GB", "1 x\n1 GB", "no copy")] == [1, 1 + 3, 1]
     arrows = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
     assert len(arrows) == 6
 

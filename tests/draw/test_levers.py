@@ -54,6 +54,9 @@ def test_lever_marks_what_the_model_waits_for_and_where_a_step_ends():
     assert widths_ms(ax, WAITING, 2) == [40] and widths_ms(ax, WAITING, 5.1) == [15]
     texts = draw.texts_of(figure)
     assert {"one", "six", "82 ms", "57 ms"} <= set(texts) and texts.count("link") == 2
+    assert ax.says == "one: 82 ms, 40 of them exposed. six: 57 ms, 15 of them exposed."
+    assert "all-reduce: hidden" in texts
+    assert "all-reduce: hidden" not in draw.texts_of(lever([("one", step(1, 40))]))
     with pytest.raises(ValueError, match="'after' has no spans"):
         lever([("before", step(1, 1)), ("after", [])])
 

@@ -122,17 +122,18 @@ class CollectiveCost:
 
     def sentence(self) -> str:
         """The fit in one line."""
-        worst = max(map(abs, self.residuals))
+        worst, most = max(map(abs, self.residuals)), max(self.bus_bytes_per_s)
         return (
-            f"{self.op}, {self.world_size} ranks: alpha {1e6 * self.alpha_s:.0f} us, beta {1e9 * self.beta_s:.3f} ns a "
-            f"byte (bus bandwidth {self.peak_bus_bytes_per_s / 1e9:.2f} GB/s for large messages), "
-            f"half of it from {self.half_bytes / 1024:,.0f} KiB on; the line is off by {worst:.0%} at most"
+            f"{self.op}, {self.world_size} ranks: alpha {1e6 * self.alpha_s:.0f} µs, beta {1e9 * self.beta_s:.3f} ns a "
+            f"byte; bus bandwidth {self.peak_bus_bytes_per_s / 1e9:.2f} GB/s by this line (half of it is reached at "
+            f"{self.half_bytes / 1024:,.0f} KiB), {most / 1e9:.2f} GB/s at most as measured; "
+            f"the line is off by up to {worst:.0%}"
         )
 
     def table(self) -> str:
         """One line for each size, in the columns of nccl-tests and the fit's."""
         lines = [
-            f"{'bytes':>10}  {'time us':>10}  {'algbw GB/s':>10}  {'busbw GB/s':>10}  {'fit us':>10}  {'above fit':>9}"
+            f"{'bytes':>10}  {'time µs':>10}  {'algbw GB/s':>10}  {'busbw GB/s':>10}  {'fit µs':>10}  {'above fit':>9}"
         ]
         for size, t, bus, left in zip(self.sizes, self.seconds, self.bus_bytes_per_s, self.residuals, strict=True):
             fit = 1e6 * self.predicted_s(size)

@@ -72,7 +72,7 @@ FAULTS = (
         symptom="'Address already in use' at the start, on rank 0.",
         cause="Another job, or the last run's processes, listen on that port: 29500 is everybody's default.",
         cure="Let torchrun choose: --standalone, or --rdzv-endpoint localhost:0. End what is left of the last run. "
-        "On one machine, meet at a file.",
+        "On one machine, use a file as the meeting point.",
         met_at="https://github.com/pytorch/pytorch/issues/126510",
         provoke=take_the_port,
         fix=call_one_address,

@@ -126,10 +126,10 @@ def ring_reduce_scatter(chunks: Sequence[torch.Tensor], group: dist.ProcessGroup
     inbox = torch.empty_like(max(chunks, key=torch.numel))
     sent = 0
     for step in range(1, world_size):
-        mine, theirs = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
-        arrived = inbox[: theirs.numel()]
-        sent += _pass_on(mine, arrived, rank, world_size, group)
-        theirs += arrived
+        outgoing, growing = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
+        arrived = inbox[: growing.numel()]
+        sent += _pass_on(outgoing, arrived, rank, world_size, group)
+        growing += arrived
     return sent
 
 
@@ -143,17 +143,17 @@ def ring_all_gather(chunks: Sequence[torch.Tensor], group: dist.ProcessGroup | N
     rank, world_size = _rank_and_size(group, chunks)
     sent = 0
     for step in range(world_size - 1):
-        mine, theirs = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
-        sent += _pass_on(mine, theirs, rank, world_size, group)
+        outgoing, arriving = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
+        sent += _pass_on(outgoing, arriving, rank, world_size, group)
     return sent
 
 
 def _pass_on(
-    mine: torch.Tensor, arrived: torch.Tensor, rank: int, world_size: int, group: dist.ProcessGroup | None
+    outgoing: torch.Tensor, arrived: torch.Tensor, rank: int, world_size: int, group: dist.ProcessGroup | None
 ) -> int:
-    """Send `mine` to the right neighbour while `arrived` is filled by the left one."""
+    """Send `outgoing` to the right neighbour while `arrived` is filled by the left one."""
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    return exchange([(mine, right)], [(arrived, left)], group)
+    return exchange([(outgoing, right)], [(arrived, left)], group)
 
 
 # --- Tree --------------------------------------------------------------------------------------------

@@ -20,13 +20,27 @@ from ddp_course.draw.style import DPI, FAINT, INK, LABEL, LINE, MUTED, PAPER, SH
 Values = Sequence[object] | None  # what one rank holds; None: nothing
 MOST_RING_RANKS = 4
 ROW = 0.36  # inches for what one rank holds
+WHO_GETS_WHAT = {
+    "broadcast": "All get the source's tensor",
+    "scatter": "Each gets its part",
+    "gather": "One gets all parts",
+    "reduce": "One gets the sum; do not read the others",
+    "all_reduce": "All get the sum",
+    "reduce_scatter": "Each gets its part of the sum",
+    "all_gather": "All get all parts",
+    "all_to_all": "Rows become columns",
+    "barrier": "All leave when the last has come",
+}
 
 
-def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> Figure:
+def collective(
+    before: Sequence[Values], after: Sequence[Values], name: str, sides: tuple[str, str] = ("before", "after")
+) -> Figure:
     """One collective: what each rank held before, and what it holds afterwards.
 
     Args:
         before, after: by rank, its values, or None for a rank that brings or receives nothing.
+        sides: what stands above the two.
     """
     world_size = len(before)
     height = ROW * world_size + 0.5
@@ -34,8 +48,7 @@ def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> 
     origin = _origins(before)
     slots = max(len(values) for values in [*before, *after] if values is not None)
     cell = _whole_pixels(min(0.72, 2.75 / slots))
-    lefts = {"before": 0.95, "after": 5.15}
-    for (title, left), side in zip(lefts.items(), (before, after), strict=True):
+    for title, left, side in zip(sides, (0.95, 5.15), (before, after), strict=True):
         label(ax, left, height - 0.2, title, ink=MUTED, align="left")
         for rank, values in enumerate(side):
             _row_of_cells(ax, values, left, height - 0.42 - ROW * (rank + 0.5), cell, origin)
@@ -44,7 +57,9 @@ def collective(before: Sequence[Values], after: Sequence[Values], name: str) -> 
     middle = height - 0.42 - ROW * world_size / 2
     arrow(ax, (3.95, middle - 0.12), (4.95, middle - 0.12), colour=SHARED)
     label(ax, 4.45, middle + 0.1, name, bold=True, size=SMALL)
-    ax.says = f"{name}. Before: {_held(before)}. After: {_held(after)}."
+    if name in WHO_GETS_WHAT:
+        finding(ax, WHO_GETS_WHAT[name])
+    ax.says = f"{name}. {sides[0].capitalize()}: {_held(before)}. {sides[1].capitalize()}: {_held(after)}."
     return figure
 
 
@@ -94,7 +109,7 @@ def ring_steps(snapshots: Sequence[Sequence[Sequence[object]]]) -> Figure:
         raise ValueError(f"{world_size} ranks: the picture has room for 2 to {MOST_RING_RANKS}")
     if len(snapshots) != 2 * world_size - 1:
         raise ValueError(f"{world_size} ranks take 2(W-1) = {2 * world_size - 2} steps; found {len(snapshots) - 1}")
-    row, tall = 0.3, 0.3 * world_size + 0.5
+    row, tall = 0.3, 0.3 * world_size + 0.65
     figure, ax = canvas(2 * tall + 0.1)
     cell = _whole_pixels(((WIDTH - 0.75) / world_size - 0.18) / world_size)
     pitch = cell * world_size + 0.18
@@ -103,8 +118,12 @@ def ring_steps(snapshots: Sequence[Sequence[Sequence[object]]]) -> Figure:
         top = 2 * tall + 0.05 - line * tall
         left = 0.7 + pitch * column
         label(ax, left + (pitch - 0.18) / 2, top - 0.2, _step_title(step, world_size), size=SMALL, ink=MUTED)
+        if column == 0:
+            label(ax, 0.12, top - 0.44, "chunk", size=SMALL - 1, ink=MUTED, align="left")
+            for chunk in range(world_size):
+                label(ax, left + cell * (chunk + 0.5), top - 0.44, str(chunk), size=SMALL - 1, ink=MUTED)
         for rank in range(world_size):
-            y = top - 0.38 - row * (rank + 1)
+            y = top - 0.55 - row * (rank + 1)
             if column == 0:
                 label(ax, 0.12, y + row / 2, f"rank {rank}", bold=True, size=SMALL, align="left")
             for chunk, value in enumerate(held[rank]):
@@ -114,8 +133,10 @@ def ring_steps(snapshots: Sequence[Sequence[Sequence[object]]]) -> Figure:
                 spot = (left + cell * chunk, y, cell, row)
                 _chunk(ax, spot, value, rank, (rank - 1) % world_size if arrived else None, started, complete)
     left = 0.7 + pitch * (world_size - 1)
-    notes = "thick edge:\njust arrived\nfrom the left\n\ndark:\nthe full sum"
+    notes = "thick edge, in the\nsender's colour:\njust arrived\n\ndark: the full sum"
     label(ax, left, tall / 2, notes, size=SMALL - 1, ink=MUTED, align="left")
+    steps = world_size - 1
+    finding(ax, f"{steps} steps add, {steps} copy: then all hold the full sum")
     return figure
 
 

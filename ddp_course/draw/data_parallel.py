@@ -25,9 +25,10 @@ def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: floa
         weighted: weigh the shards by their rows; else all alike.
     """
     figure, ax = canvas(3.9)
-    left, span, total = 1.6, WIDTH - 1.75, sum(rows)
+    left, span, total = 1.75, WIDTH - 1.9, sum(rows)
     weights = [n / total for n in rows] if weighted else [1 / len(rows)] * len(rows)
-    for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, "gradient"), (1.2, "weight"), (0.55, "mean")):
+    one = "gradient of\none parameter"
+    for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, one), (1.2, "weight"), (0.55, "mean")):
         label(ax, 0.12, y, name, align="left", bold=True)
     box(ax, left, 3.28, span, 0.44, f"{total} rows, gradient {whole:.5f}")
     x = left
@@ -42,8 +43,8 @@ def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: floa
         x += width
     mean = sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True))
     agrees = abs(mean - whole) <= 1e-12
-    verdict = "the batch's gradient" if agrees else f"not the batch's gradient: {mean - whole:+.5f}"
-    box(ax, left, 0.33, span, 0.42, f"{mean:.5f}: {verdict}", ink=INK if agrees else ALARM, bold=True)
+    verdict = ": the batch's gradient" if agrees else f", but the batch has {whole:.5f}"
+    box(ax, left, 0.33, span, 0.42, f"{mean:.5f}{verdict}", ink=INK if agrees else ALARM, bold=True)
     how = "Weighted by rows" if weighted else "With equal weights"
     finding(ax, f"{how}, the mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
     return figure
@@ -90,10 +91,10 @@ def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Fig
     Args:
         replicas: on either side.
         traffic: bytes "out: ..." of the master and "in: ..." to it, as `DataParallel.traffic` counts them.
-        rank_bytes: the gradients that each rank gives to the all-reduce.
+        rank_bytes: of all gradients; a ring sums them.
     """
     entries = [f"{kind}: {_size(number)}" for kind, number in traffic.items() if number]
-    base = 0.24 * max(len(entries), 1) + 0.2
+    base = 0.24 * max(len(entries), 2) + 0.2
     figure, ax = canvas(base + 2.95)
     half = WIDTH / 2
     label(ax, half / 2, base + 2.72, "DataParallel: one process", bold=True)
@@ -102,11 +103,11 @@ def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Fig
     _without_master(ax, half + 0.2, base, half - 0.3, replicas)
     for place, entry in enumerate(entries):
         label(ax, 0.15, base - 0.2 - 0.24 * place, entry, size=SMALL, align="left")
-    label(
-        ax, half + 0.25, base - 0.2, f"each rank contributes gradients: {_size(rank_bytes)}", size=SMALL, align="left"
-    )
+    sent = 2 * (replicas - 1) * rank_bytes // replicas  # in a ring
+    for place, way in enumerate(("out", "in")):
+        label(ax, half + 0.25, base - 0.2 - 0.24 * place, f"{way}, each rank: {_size(sent)}", size=SMALL, align="left")
     through = _size(sum(traffic.values()))
-    finding(ax, f"{through} pass through the master in a step; a DDP rank contributes {_size(rank_bytes)}")
+    finding(ax, f"{through} pass through the master in a step, {_size(2 * sent)} through each rank of DDP")
     return figure
 
 
@@ -154,7 +155,7 @@ def quantities(values: Mapping[str, float], unit: str, title: str = "") -> Figur
 
 
 def stacked(bars: Mapping[str, Mapping[str, float]], unit: str, title: str) -> Figure:
-    """Horizontal bars, each stacked from the same parts; every part with its number, every bar with its sum.
+    """Horizontal bars, each stacked from the same parts; a part has its number where it fits, a bar its sum.
 
     Args:
         bars: by bar, the size of each part; all bars have the same parts.
@@ -170,15 +171,14 @@ def stacked(bars: Mapping[str, Mapping[str, float]], unit: str, title: str) -> F
         label(ax, left - 0.12, y, name, align="right")
         for index, size in enumerate(sizes.values()):
             _bar(ax, x, y, size * scale, 0.42, tint(rank_colour(index), 0.55))
-            if size * scale > 0.42:
+            if size * scale > 0.35:
                 label(ax, x + size * scale / 2, y, f"{size:.3g}", size=SMALL)
             x += size * scale
         label(ax, x + 0.1, y, f"{sum(sizes.values()):.3g} {unit}", size=SMALL, align="left", bold=True)
     for index, part in enumerate(parts):
         x, y = 0.4 + 3.4 * (index % 2), 0.3 * ((len(parts) + 1) // 2 - index // 2) - 0.05
         _bar(ax, x, y, 0.2, 0.16, tint(rank_colour(index), 0.55))
-        numbers = " and ".join(f"{sizes[part]:.3g}" for sizes in bars.values())
-        label(ax, x + 0.28, y, f"{part}: {numbers} {unit}", size=SMALL, align="left")
+        label(ax, x + 0.28, y, part, size=SMALL, align="left")
     return figure
 
 

@@ -15,15 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
-from ddp_course.draw.style import FAINT, HEADING, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.style import FAINT, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
 
-def rank_map(world_size: int, nodes: int, show: int | None = None) -> Figure:
+def rank_map(world_size: int, nodes: int) -> Figure:
     """Which rank sits on which GPU of which node, when every node has the same number of GPUs.
 
     Args:
         nodes: machines; must divide `world_size`.
-        show: a rank to point out; None for no one.
     Raises:
         ValueError: `nodes` does not divide `world_size`.
     """
@@ -39,11 +38,10 @@ def rank_map(world_size: int, nodes: int, show: int | None = None) -> Figure:
         if local_rank == 0:
             box(ax, left, 0.1, node_width, 2.15, fill=False)
             label(ax, left + 0.15, 2.02, f"node {node}", bold=True, align="left")
-        chosen = rank == show
         x = left + 0.1 + cell * local_rank + 0.05
-        box(ax, x, 0.22, cell - 0.1, 1.58, colour=rank_colour(rank), fill=show is None or chosen)
+        box(ax, x, 0.22, cell - 0.1, 1.58, colour=rank_colour(rank))
         middle = x + (cell - 0.1) / 2
-        label(ax, middle, 1.5, f"rank {rank}", bold=True, size=HEADING if chosen else LABEL)
+        label(ax, middle, 1.5, f"rank {rank}", bold=True)
         label(ax, middle, 1.02, f"local\nrank {local_rank}", size=SMALL)
         label(ax, middle, 0.47, f"cuda:{local_rank}", size=SMALL - 1, mono=True, ink=MUTED)
     several = "Ranks count through the whole job; local ranks begin at 0 again on each node, as its GPUs do"

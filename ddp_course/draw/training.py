@@ -78,8 +78,8 @@ def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indice
             label(ax, x, base + 1.0, str(labels[rank][place]), size=SMALL)
             label(ax, x, base + 0.15, f"#{indices[rank][place]}", size=SMALL - 1, ink=MUTED)
     seen = [index for mine in indices for index in mine]
-    told = "No image is in two shards" if len(set(seen)) == len(seen) else "Some images are in more than one shard"
-    finding(ax, f"{told} (above each image its label, below its index)")
+    told = "no image comes twice" if len(set(seen)) == len(seen) else "some images come twice"
+    finding(ax, f"Among the first {count} of each shard {told} (above: its label, below: its index)")
     return figure
 
 

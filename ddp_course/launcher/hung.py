@@ -130,7 +130,7 @@ def _hung(hang: Hang, timeout_s: float, ranks: list[Whereabouts], failure: Failu
     elif hang.blamed == hang.waiting:
         text = (
             f"{waiting} {waited} alone in {hang.call}\n  called at {hang.call.line}\n"
-            f"{never}: {'they' if len(absent) > 1 else 'it'} had returned, all with one call less. Look at {waiting} "
+            f"{never}: {'they' if len(absent) > 1 else 'it'} had returned, all with one call fewer. Look at {waiting} "
             "first: has it one batch, one step or one branch more than the others?"
         )
     else:

@@ -78,7 +78,7 @@ def test_a_rank_without_values_is_shown_as_such():
 
 def test_the_ring_marks_what_just_arrived_and_what_is_complete():
     figure = draw.ring_steps(ring_snapshots(3))
-    titles = [text for text in draw.texts_of(figure) if "step" in text or text == "before"]
+    titles = [text for text in draw.texts_of(figure) if ", step" in text or text == "before"]
     assert titles == ["before", "add, step 1", "add, step 2", "copy, step 1", "copy, step 2"]
     found = boxes_of(figure)
     assert len(found["111"]) == 3 * (1 + 2 + 3)  # a complete chunk each, then two, then all three
@@ -117,4 +117,7 @@ def test_costs_are_plotted_as_given_with_the_crossover_named():
 
 def test_a_picture_of_a_collective_says_what_each_rank_held():
     said = words.described(draw.collective([[10, 11], None], [[10], [11]], "scatter"))
-    assert said == "scatter. Before: rank 0 has 10, 11; rank 1 has nothing. After: rank 0 has 10; rank 1 has 11."
+    told = "Each gets its part. scatter. Before: rank 0 has 10, 11; rank 1 has nothing."
+    assert said == f"{told} After: rank 0 has 10; rank 1 has 11."
+    times = draw.collective([[0.1]], [["0.3"]], "barrier", ("comes at (s)", "leaves at (s)"))
+    assert "Comes at (s): rank 0 has 0.1. Leaves at (s): rank 0 has 0.3." in words.described(times)

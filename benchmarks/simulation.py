@@ -7,11 +7,12 @@ the communication that can be hidden is hidden, by BucketedDDP and by torch's DD
 last, which holds the gradient that is there last.
 
 How noise is kept out: one thread a rank; a block is one step of each case, in an order drawn again, with a step that
-communicates nothing among them, of which the profile is made; a step takes as long as its slowest rank, and medians
-are taken over the blocks. What communication adds beside the link is found with a link that is no obstacle and that no
-case has: by how much the last gradient is late, for two bucket sizes, and how long backward goes on after the last
-bucket; and how long the all_reduce that really runs takes, for two sizes of bucket. The prediction is made of nothing
-else. A bucket takes the longer of the link's time and the machine's own; the table says which.
+communicates nothing among them, of which the profile is made; a step lasts from the first rank's begin to the last
+one's end, and medians are taken over the blocks. What communication adds beside the link is found with a link that is
+no obstacle and that no case has: by how much the last gradient is late, for two bucket sizes, and how long backward
+goes on after the last bucket; and how long the all_reduce that really runs takes, for two sizes of bucket. The
+prediction is made of nothing else. A bucket takes the longer of the link's time and the machine's own; the table says
+which.
 
 Left out on purpose: real networks, where nobody could say what the link did.
 Read next: `ddp_course/scaling/simulate.py`, the prediction; `measure.py`, what is made of the samples.
@@ -42,7 +43,7 @@ from ddp_course.scaling.step_profile import Profile, median_profile, profile_ste
 
 TITLE = "A training step over the simulated link: predicted and measured"
 NOTES = [
-    "Seconds of the slowest rank per step, medians over blocks; every link is simulated; one thread a rank.",
+    "Seconds from the first rank's begin to the last one's end, medians over blocks; one thread a rank.",
     "Error: predicted / measured - 1. A bucket of n layers; the first is as large as the others.",
     "Hidden: of the link's busy time but the last bucket's, the part before the last gradient was there on all ranks.",
 ]
@@ -114,7 +115,7 @@ OVERHEADS = [Case(NO_OBSTACLE, 6), Case(NO_OBSTACLE, 1)]
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank saw of one step; times from its begin."""
+    """What one rank saw of one step; times from its begin, but for that, which is on the machine's clock."""
 
     seconds: float
     last_launch_s: float  # when the last rank launched the last bucket: all gradients are there
@@ -122,6 +123,11 @@ class Step:
     hidden_s: float  # of that, before the last launch
     finish_s: float  # from the last bucket's arrival to the step's end
     real_s: tuple[float, ...]  # for each bucket, of the all_reduce that really ran
+    begin_s: float = 0.0
+
+    @property
+    def end_s(self) -> float:
+        return self.begin_s + self.seconds
 
 
 @dataclass
@@ -203,7 +209,7 @@ def timed_step(
     arrived_s = max(span.end_s + late_s for span, late_s in zip(spans, link.late_s(), strict=True))
     hidden_s = sum(max(0.0, min(span.end_s, last_s) - span.start_s) for span in spans)
     busy_s = tuple(span.end_s - span.start_s for span in spans)
-    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s, tuple(link.real_s()))
+    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s, tuple(link.real_s()), start_s)
 
 
 # --- What is made of it ----------------------------------------------------------------------------
@@ -215,8 +221,12 @@ def blocks_of(by_rank: list[Found], case: Case) -> list[tuple[Step, ...]]:
 
 
 def slowest_of(by_rank: list[Found], case: Case) -> list[float]:
-    """The seconds of the slowest rank, by block."""
-    return [max(step.seconds for step in block) for block in blocks_of(by_rank, case)]
+    """The seconds from the first rank's begin to the last one's end, by block."""
+    return [max(step.end_s for step in block) - begun_s(block) for block in blocks_of(by_rank, case)]
+
+
+def begun_s(block: tuple[Step, ...]) -> float:
+    return min(step.begin_s for step in block)
 
 
 def plain_s(profile: Profile) -> float:
@@ -227,13 +237,14 @@ def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
     """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks."""
     profiles, late_s, ends_s, own_s = by_rank[0].profiles, {}, [], {}
     for case in OVERHEADS:
-        pairs = list(zip(by_rank[0].steps[case], profiles, strict=True))
-        buckets = len(pairs[0][0].busy_s) - 1  # after the last launch nothing of backward is left to be late
-        late_s[buckets] = statistics.median(s.last_launch_s - p.forward_s - p.backward_s for s, p in pairs)
-        slowest = (max(block, key=lambda step: step.seconds) for block in blocks_of(by_rank, case))
-        of_last_rank = [
-            max(real) for block in blocks_of(by_rank, case) for real in zip(*(s.real_s for s in block), strict=True)
-        ]
+        blocks = blocks_of(by_rank, case)
+        buckets = len(blocks[0][0].busy_s) - 1  # after the last launch nothing of backward is left to be late
+        late_s[buckets] = statistics.median(
+            block[0].begin_s + block[0].last_launch_s - begun_s(block) - profile.forward_s - profile.backward_s
+            for block, profile in zip(blocks, profiles, strict=True)
+        )
+        slowest = (max(block, key=lambda step: step.end_s) for block in blocks)
+        of_last_rank = [max(real) for block in blocks for real in zip(*(s.real_s for s in block), strict=True)]
         own_s[case.layers * profiles[0].nbytes / LAYERS] = statistics.median(of_last_rank)
         ends_s += [step.finish_s - profile.optimizer_s for step, profile in zip(slowest, profiles, strict=True)]
     return [with_overheads(profile, late_s, max(0.0, statistics.median(ends_s)), own_s) for profile in profiles]

@@ -82,7 +82,8 @@ def profile_model(
         batch: what the model is called with.
         loss_fn: from the model's outputs to the loss.
         optimizer: takes its steps, so the model is trained; None counts 0 s for it.
-        all_ranks: let all ranks compute at once, as they do in training, and note the slowest one's times.
+        all_ranks: let all ranks compute at once, as they do in training, and note when the last one is so far, counted
+            from the first one's begin. They must share a clock, so be on one machine.
     Raises:
         ValueError: a parameter got no gradient.
     Collective: with `all_ranks` one barrier and one all_gather_object per step; every rank of the group.
@@ -125,7 +126,7 @@ def profile_step(
         for name, param in reversed(params.items())
     )
     profile = Profile(start_s - begin_s, gradients, end_s - start_s, optimizer_s)
-    return _slowest(profile, process_group) if all_ranks else profile
+    return _slowest(profile, begin_s, process_group) if all_ranks else profile
 
 
 def _timed_step(model, batch, loss_fn, optimizer) -> tuple[float, float, float, float]:
@@ -142,20 +143,24 @@ def _timed_step(model, batch, loss_fn, optimizer) -> tuple[float, float, float, 
     return begin_s, start_s, end_s, time.perf_counter() - end_s
 
 
-def _slowest(profile: Profile, process_group: dist.ProcessGroup | None) -> Profile:
-    """The moments of a step, counted from its begin, at which the last rank got there: a collective waits for it.
+def _slowest(profile: Profile, begin_s: float, process_group: dist.ProcessGroup | None) -> Profile:
+    """The moments at which the last rank got there, for a collective waits for it, after the first one began.
+
+    Ranks leave a barrier at different moments, most of all where they are more than the cores.
 
     Collective: one all_gather_object.
     """
-    found: list[Profile] = [profile] * dist.get_world_size(process_group)
-    dist.all_gather_object(found, profile, group=process_group)
-    forward_s = max(other.forward_s for other in found)
+    told: list[tuple[Profile, float]] = [(profile, begin_s)] * dist.get_world_size(process_group)
+    dist.all_gather_object(told, (profile, begin_s), group=process_group)
+    first_s = min(begin_s for _, begin_s in told)
+    found = [(other, other.forward_s + begin_s - first_s) for other, begin_s in told]
+    forward_s = max(ended_s for _, ended_s in found)
     gradients = tuple(
-        own._replace(ready_s=max(other.forward_s + other.gradients[place].ready_s for other in found) - forward_s)
+        own._replace(ready_s=max(ended_s + other.gradients[place].ready_s for other, ended_s in found) - forward_s)
         for place, own in enumerate(profile.gradients)
     )
-    backward_s = max(other.forward_s + other.backward_s for other in found) - forward_s
-    return Profile(forward_s, gradients, backward_s, max(other.optimizer_s for other in found))
+    backward_s = max(ended_s + other.backward_s for other, ended_s in found) - forward_s
+    return Profile(forward_s, gradients, backward_s, max(other.optimizer_s for other, _ in found))
 
 
 def median_profile(profiles: Sequence[Profile]) -> Profile:

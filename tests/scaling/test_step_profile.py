@@ -74,10 +74,10 @@ def test_a_silent_parameter_is_named():
 @pytest.mark.timeout(60)
 def test_over_all_ranks_every_moment_is_the_slowest_rank_s(two_ranks):
     for merged, own, launched, profile in two_ranks.run(on_ranks.slow_second_rank):
-        assert merged.forward_s == 3.0 and merged.optimizer_s == 2.0
+        assert merged.forward_s == 3.5 and merged.optimizer_s == 2.0  # rank 1 began half a second late
         # Rank 0 is ahead in forward and behind in backward.
-        assert [gradient.ready_s for gradient in merged.gradients] == [1.0, 4.0]
-        assert merged.backward_s == 4.0
+        assert [gradient.ready_s for gradient in merged.gradients] == [1.0, 3.5]
+        assert merged.backward_s == 3.5
         assert own in ((1.0, 6.0), (3.0, 2.0))
         assert launched == 0  # inside no_sync nothing travels
         assert profile.nbytes == 4 * (6 * 3 + 3)

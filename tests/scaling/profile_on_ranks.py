@@ -11,7 +11,7 @@ from ddp_course.scaling.step_profile import Gradient, Profile, _slowest, profile
 
 
 def slow_second_rank(rank, world_size):
-    """Planted profiles of two ranks, merged, of which the second begins half a second late; and a real one on a link."""
+    """Planted profiles of two ranks, merged, the second half a second late; and one measured on a link."""
     plan = [(1.0, (1.0, 6.0), 6.0, 1.0), (3.0, (1.0, 2.0), 2.0, 2.0)][rank]
     forward_s, ready, backward_s, optimizer_s = plan
     gradients = tuple(Gradient(name, 4, at) for name, at in zip("ba", ready, strict=True))

@@ -25,6 +25,8 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from ddp_course.launcher.cell import run_cell
 from ddp_course.launcher.pool import RankPool
 
+TIMEOUT = "how long a rank may wait for the others in one collective (default: 60)"
+
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.strip("'\"").split(",") if name.strip()]
@@ -41,13 +43,26 @@ class RanksMagic:
         self.cells = 0
 
     @magic_arguments()
-    @argument("what", nargs="?", help="how many ranks, or 'stop'")
-    @argument("--backend", choices=("nccl", "gloo"), default=SUPPRESS, help="NCCL if every rank has a GPU, else gloo")
-    @argument("--timeout", type=float, default=SUPPRESS, dest="timeout_s", help="seconds to wait in a collective")
-    @argument("--push", type=_names, default=[], metavar="NAMES", help="copy the notebook's variables to every rank")
+    @argument("what", nargs="?", help="how many ranks (default: those that are up), or 'stop', in a line of its own")
+    @argument(
+        "--backend", choices=("nccl", "gloo"), default=SUPPRESS, help="default: NCCL if each has a GPU, else gloo"
+    )
+    @argument("--timeout", type=float, default=SUPPRESS, dest="timeout_s", metavar="SECONDS", help=TIMEOUT)
+    @argument("--push", type=_names, default=[], metavar="NAMES", help="first copy these variables to every rank")
     @argument("--pull", type=_names, default=[], metavar="NAMES", help="afterwards, list the ranks' variables by rank")
     def ranks(self, line: str, cell: str | None = None) -> None:
-        """Run the cell on every rank; `%%ranks N` starts N of them."""
+        """Run the cell on every rank; `%%ranks N` starts N of them, which stay alive and keep their variables.
+
+        On each rank there are `rank`, `world_size`, `device`, `torch` and `dist`. NAMES are separated by commas. An
+        example: two ranks add up, and the notebook then has total = [3.0, 3.0].
+
+            %%ranks 2 --pull total
+            mine = torch.tensor([rank + 1.0])
+            dist.all_reduce(mine)
+            total = mine.item()
+
+        In a line of its own, `%ranks` says what is running, and `%ranks stop` ends it.
+        """
         options = parse_argstring(self.ranks, line.partition("#")[0])
         if cell is None:
             return self.manage(options.what)

@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ddp_course.launcher import lines, packing, processes, report
 from ddp_course.launcher.call import Call
@@ -28,21 +28,30 @@ from ddp_course.rendezvous import agent_store
 
 START_LIMIT_S = 120.0  # importing torch on a busy machine takes tens of seconds
 
+T = TypeVar("T")
+
 
 class RankPool:
     """Ranks that live until `close`: a call on them takes milliseconds, not seconds.
 
+    Two calls on the same two ranks, which give [0, 1] and [2, 2]:
+
+        with RankPool(2) as ranks:
+            ranks.run(lambda rank, world_size: rank)
+            ranks.run(lambda rank, world_size: world_size)
+
     Args:
-        world_size: how many ranks.
-        backend: "nccl", "gloo", or None for NCCL when every rank has a GPU, else gloo.
-        start_method: "spawn" (fresh interpreters) or "forkserver" (much faster after the first).
-        init: open a process group; if not, only the launcher's environment variables are set.
-        rendezvous: how the ranks meet: "file", or "env", a store of the parent's as torchrun has one.
-        timeout_s: the longest a rank may wait for the others in one collective.
-        quiet: print neither the header line nor what ranks print.
+        world_size: how many ranks, a process each, at least 1.
+        backend: "nccl", "gloo", or None (default): NCCL when every rank has a GPU of its own, else gloo.
+        start_method: "spawn" (default, fresh interpreters) or "forkserver" (much faster after the first).
+        init: open a process group (default); if False, only torchrun's environment variables are set.
+        rendezvous: how the ranks meet: "file" (default), or "env", a store of the parent's as torchrun has one.
+        timeout_s: seconds that a rank may wait for the others in one collective (default 60).
+        quiet: print neither the header line nor what ranks print (default False).
     Raises:
         ValueError, TypeError: an argument is wrong; says which and what would be right.
         RankError: a rank could not start.
+    Collective: one barrier when the group opens and one when it closes, if `init`.
     """
 
     @takes_settings
@@ -65,13 +74,14 @@ class RankPool:
                 print(f"{world_size} {ranks} on {device}, {self.backend}")
         self._guarded(START_LIMIT_S)
 
-    def run(self, fn: Callable, args: tuple = (), *, limit_s: float | None = None) -> list:
+    def run(self, fn: Callable[..., T], args: tuple = (), *, limit_s: float | None = None) -> list[T]:
         """Call `fn(rank, world_size, *args)` on every rank and return what each returned, by rank.
 
         Args:
             fn: any function, also one defined in a notebook's cell.
-            args: the same for every rank.
-            limit_s: end the ranks when the call takes longer; None sets no limit but `timeout_s` in collectives.
+            args: what `fn` is given after rank and world_size, the same on every rank (default: nothing).
+            limit_s: seconds that the call may take before the ranks are ended; None (default): as long as it likes,
+                but no longer than `timeout_s` in one collective.
         Raises:
             RankError: a rank raised, died or hung. The pool lives on if all ranks are idle and in step.
             ValueError, TypeError: the call itself is wrong, or the pool has ended.

@@ -12,9 +12,11 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TypeVar
 
 from ddp_course import groups
 
+F = TypeVar("F", bound=Callable)
 RANK_BYTES = 100_000_000  # a rank that has imported torch, without what it shares with the others
 
 
@@ -75,7 +77,7 @@ class Settings:
         return cls(world_size, **given)
 
 
-def takes_settings(function: Callable) -> Callable:
+def takes_settings(function: F) -> F:
     """Show the settings, which `function` takes as `**settings`, where `help` and Shift-Tab look for its arguments."""
     signature = inspect.signature(function)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]

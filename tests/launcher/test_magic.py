@@ -101,7 +101,8 @@ def test_a_wrong_line_is_one_sentence(ranks, line, says):
 
 def test_its_options_are_told(shell):
     told = shell.find_line_magic("ranks").__doc__
-    for option in ("--backend", "--timeout", "--push NAMES", "--pull NAMES"):
+    example = "    %%ranks 2 --pull total\n    mine = torch"
+    for option in ("--backend", "--timeout SECONDS", "(default: 60)", "--push NAMES", "--pull NAMES", example):
         assert option in told
 
 

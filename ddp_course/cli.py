@@ -2,13 +2,12 @@
 
 Each word has a file in `commands/`, which reads the options and is imported when its word is said: a learner without
 nbgrader can train, and a machine without a working torchvision can see the doctor.
-
-Exit status: 0 all is well, 1 the thing itself failed, 2 the command was not understood, 130 ended by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -31,6 +30,7 @@ COMMANDS = {
     "hint": "Print the hint of an exercise.",
     "solution": "Print one right answer of an exercise, after a try of your own.",
     "progress": "Show the exercises of each lesson, and your points so far.",
+    "completion": "Print what completes these words and their options in your shell.",
     "grade": "Grade the submissions of a class.",
     "release": "Generate the notebooks of exercises/ from solutions/.",
 }
@@ -39,16 +39,19 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    words = "\n".join(f"  {word:8} {purpose}" for word, purpose in COMMANDS.items())
+    words = "\n".join(f"  {word:10} {purpose}" for word, purpose in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="ddp-course",
         usage="%(prog)s COMMAND [options]",
         description=f"Learn distributed data parallel training.\n\ncommands:\n{words}",
-        epilog="`ddp-course COMMAND --help` shows the options of a command.",
+        epilog="`ddp-course COMMAND --help` shows the options of a command.\n\nexit status: 0 all is well, 1 the thing "
+        "itself failed (a fault is found, points are missing),\n2 the command was not understood or has nothing to "
+        "work on, 130 ended by Ctrl-C",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('ddp-course')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    any_locale()
     command = parser.parse_args(argv[:1]).command  # the rest is the command's own
     try:
         return import_module(f"ddp_course.commands.{command}").main(argv[1:])
@@ -59,6 +62,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def any_locale() -> None:
+    """Have the standard streams name a character that the terminal's encoding has not, instead of failing on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # and not what a test or a notebook has put there
+            stream.reconfigure(errors="namereplace")
 
 
 if __name__ == "__main__":

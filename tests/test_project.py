@@ -177,5 +177,6 @@ def test_a_wheel_has_all_that_a_learner_needs(tmp_path):
     (answer,) = [cell for cell in notebook["cells"] if cell["metadata"]["nbgrader"]["grade_id"] == "ex-03-1-answer"]
     answer["source"] = f"{solution}\nimport ddp_course; assert ddp_course.__file__.startswith({str(tmp_path)!r})"
     path.write_text(json.dumps(notebook))
-    checked = course("check", "03.1", folder=tmp_path / "mine")
-    assert checked.returncode == 0 and "5 of 5 points" in checked.stdout, checked
+    checked = course("check", "03.1", "--json", folder=tmp_path / "mine")
+    assert checked.returncode == 0, checked
+    assert json.loads(checked.stdout)["exercises"] == [{"exercise": "03.1", "points": 5, "of": 5}], checked

@@ -46,7 +46,8 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         prog="ddp-course doctor",
         description="Say what is missing or wrong on this machine, or between several machines.",
         epilog="Between machines: run the same line on each, with the address of one of them: "
-        "ddp-course doctor --world-size 2 --rendezvous 10.0.0.1:29500",
+        "ddp-course doctor --world-size 2 --rendezvous 10.0.0.1:29500. "
+        "Exit status: 0 no problem, warnings or not; 1 a problem; 2 wrong options.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="try this folder for checkpoints too")

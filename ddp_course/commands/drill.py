@@ -1,10 +1,8 @@
 """The command `ddp-course drill`: an incident to solve from what a job leaves.
 
-    ddp-course drill --level 3 --seed 7                     # runs the incident, and says where its logs are
-    ddp-course drill --level 3 --seed 7 --hint              # a hint; each costs a point
-    ddp-course drill --level 3 --seed 7 --answer drift:1    # a fault and its rank; one --answer for each fault
-
-Exit status: 0 all faults are named and no other, 1 not yet, 2 there is no such level or fault.
+ddp-course drill --level 3 --seed 7                     # runs the incident, and says where its logs are
+ddp-course drill --level 3 --seed 7 --hint              # a hint; each costs a point
+ddp-course drill --level 3 --seed 7 --answer drift:1    # a fault and its rank; one --answer for each fault
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ddp-course drill",
         description=f"Solve an incident of a job of {RANKS} ranks from the logs that it leaves.",
+        epilog="Exit status: 0 all faults are named and no other, 1 not yet, 2 there is no such level or fault.",
     )
     parser.add_argument("--level", type=int, default=1, choices=LEVELS, help="1 to 10: which faults, and how many (1)")
     parser.add_argument("--seed", type=int, default=0, help="another incident of that level (0)")

@@ -2,8 +2,6 @@
 
 Without a name it lists the faults. With one it provokes it, on ranks of this machine: what a person sees, what the
 report says, what a tool makes of the report, the cure, and the fixed program.
-
-Exit status: 0 the tool named every fault provoked and found none in the fixed programs, 1 it did not.
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ from ddp_course.diagnose.faults.fault import Diagnosis, Fault
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="ddp-course faults", description="List the faults of distributed training, or provoke some."
+        prog="ddp-course faults",
+        description="List the faults of distributed training, or provoke some.",
+        epilog="Exit status: 0 every fault provoked was named, and none in the fixed programs; 1 not so.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the faults to provoke; `all` for each of them")
     parser.add_argument("--code", action="store_true", help="show both programs instead of running them")

@@ -19,7 +19,11 @@ LINUX = sys.platform == "linux"
 
 def main(argv: list[str]) -> int:
     """Grade a class; return 0 when every submission was looked at, 2 when there is nothing to grade."""
-    parser = argparse.ArgumentParser(prog="ddp-course grade", description="Grade the submissions of a class.")
+    parser = argparse.ArgumentParser(
+        prog="ddp-course grade",
+        description="Grade the submissions of a class.",
+        epilog="Exit status: 0 every submission was looked at, 2 there is nothing to grade, 130 ended by Ctrl-C.",
+    )
     parser.add_argument("submissions", type=Path, help="a folder with <student>/<lesson>/<lesson>.ipynb")
     parser.add_argument("--into", type=Path, help="where gradebook.db, autograded/ and feedback/ go "
                         "(default: the course's folder, where formgrader looks for them)")  # fmt: skip

@@ -1,7 +1,4 @@
-"""The command `ddp-course lint`: what is wrong with a DDP program, from its text alone.
-
-Exit status: 0 nothing wrong, 1 something wrong, 2 a file could not be read.
-"""
+"""The command `ddp-course lint`: what is wrong with a DDP program, from its text alone."""
 
 from __future__ import annotations
 
@@ -15,7 +12,11 @@ from ddp_course.rehearsal.lint import lint
 
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
-    parser = argparse.ArgumentParser(prog="ddp-course lint", description="Read a DDP program and say what is wrong.")
+    parser = argparse.ArgumentParser(
+        prog="ddp-course lint",
+        description="Read a DDP program and say what is wrong.",
+        epilog="Exit status: 0 nothing wrong, 1 something wrong, 2 a file could not be read.",
+    )
     parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
     parser.add_argument("--json", action="store_true", help="one JSON object for each finding, a line each")
     options = parser.parse_args(argv)

@@ -1,8 +1,6 @@
 """How is a plan asked for from a terminal?
 
     ddp-course plan --params 7e9 --gpus 8 --gpu-memory 80GB
-
-Exit status: 0 something fits, 1 nothing does, 2 a figure makes no sense.
 Read next: `beyond/plan.py`, which answers.
 """
 
@@ -36,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="ddp-course plan",
         description="Say which strategy fits a transformer into the memory of your GPUs, and why.",
-        epilog="The status is 0 if something fits, 1 if nothing does, 2 if a figure makes no sense.",
+        epilog="Exit status: 0 something fits, 1 nothing does, 2 a figure makes no sense.",
     )
     made.add_argument("--params", help="parameters, as 7e9, 7B or 124M; the shape is guessed from them")
     made.add_argument("--gpus", type=int, default=1, help="GPUs in all (default 1)")

@@ -1,9 +1,7 @@
 """The command `ddp-course read`: what did this job die of? From its logs and Flight Recorder dumps.
 
-    ddp-course read /shared/run7/logs
-    ddp-course read slurm-4711.out --json
-
-Exit status: 0 the cause is named, 1 it is unknown, 2 a file could not be read.
+ddp-course read /shared/run7/logs
+ddp-course read slurm-4711.out --json
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ from ddp_course.diagnose.logs import Reading, read
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="ddp-course read", description="Read the logs of a job and say what it died of."
+        prog="ddp-course read",
+        description="Read the logs of a job and say what it died of.",
+        epilog="Exit status: 0 the cause is named, 1 it is unknown, 2 a file could not be read.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders of one job")
     parser.add_argument("--json", action="store_true", help="one JSON object")

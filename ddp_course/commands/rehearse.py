@@ -4,7 +4,6 @@
     ddp-course rehearse --ranks 4 --json train.py --epochs 2
 
 What stands after the script belongs to the script. It runs in a copy of its folder, without a GPU.
-Exit status: 0 nothing wrong, 1 something wrong, 2 the program could not be run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ from ddp_course.rehearsal.rehearse import Rehearsal, cause_of, rehearse
 def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="ddp-course rehearse", description="Run a DDP program on ranks of this machine and say what is wrong."
+        prog="ddp-course rehearse",
+        description="Run a DDP program on ranks of this machine and say what is wrong.",
+        epilog="Exit status: 0 nothing wrong, 1 something wrong, 2 the program could not be run.",
     )
     parser.add_argument("--ranks", type=int, default=2, help="how many (2)")
     parser.add_argument("--limit", type=float, default=300.0, help="the longest that a run may take, in seconds (300)")

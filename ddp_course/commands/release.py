@@ -18,7 +18,11 @@ from ddp_course.grading.release import holds_answers, released
 
 def main(argv: list[str]) -> int:
     """Write exercises/, or with `--check` say which of its notebooks are stale; return the exit code."""
-    parser = argparse.ArgumentParser(prog="ddp-course release", description="Generate exercises/ from solutions/.")
+    parser = argparse.ArgumentParser(
+        prog="ddp-course release",
+        description="Generate exercises/ from solutions/.",
+        epilog="Exit status: 0 done, 1 something was kept, is stale (--check) or could not be generated.",
+    )
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when something is stale")
     parser.add_argument("--force", action="store_true", help="replace notebooks that hold answers, too")
     parser.add_argument("--root", type=Path, help="the course's folder")

@@ -13,7 +13,11 @@ from ddp_course.grading.given import solution, tried
 
 def main(argv: list[str]) -> int:
     """Print the course's answer; return 0, 1 where nothing was tried yet, 2 where there is no such exercise."""
-    parser = argparse.ArgumentParser(prog="ddp-course solution", description="Print one right answer of an exercise.")
+    parser = argparse.ArgumentParser(
+        prog="ddp-course solution",
+        description="Print one right answer of an exercise.",
+        epilog="Exit status: 0 printed, 1 nothing was tried yet, 2 there is no such exercise.",
+    )
     parser.add_argument("exercise", help="an exercise, such as 07.2")
     parser.add_argument("--anyway", action="store_true", help="without a try of your own")
     options = parser.parse_args(argv)

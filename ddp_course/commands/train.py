@@ -45,6 +45,8 @@ def options_parser(word: str = "images") -> argparse.ArgumentParser:
         prog="ddp-course train" if word == "images" else f"ddp-course train {word}",
         usage=f"%(prog)s{' [gpt|policy]' if word == 'images' else ''} [options]",
         description=f"{program.says} Under torchrun, joins the ranks that are there.",
+        epilog="Exit status: 0; 1 the training failed or its replicas differ; 2 wrong options; 143 asked to stop by "
+        "a signal, and saved: start it again with --resume.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--world-size", type=int, help=f"ranks to start (default: {RANKS}, or torchrun's)")

@@ -90,6 +90,15 @@ def shown(path: Path) -> str:
     return "\n".join(lines)
 
 
+def as_json(path: Path) -> list[dict[str, str | int]]:
+    """Return a row for each exercise, in the lessons' order."""
+    return [
+        {"exercise": each.exercise.id, "points": each.best, "of": each.exercise.points, "tries": each.tries}
+        for exercises in standings(path).values()
+        for each in exercises
+    ]
+
+
 def _row(name: str, exercises: list[Standing]) -> str:
     done = sum(standing.best == standing.exercise.points for standing in exercises)
     points = sum(standing.best for standing in exercises)

@@ -3,9 +3,11 @@
 import os
 import sys
 
+from ddp_course.cli import any_locale
 from ddp_course.commands.train import main
 
 if __name__ == "__main__":
+    any_locale()
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()

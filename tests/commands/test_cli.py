@@ -1,7 +1,9 @@
 """What the commands say, and the exit status they end with."""
 
+import io
 import runpy
 import shlex
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -76,6 +78,40 @@ def test_options_after_the_command_are_the_commands_own(capsys):
         assert ended.value.code == 0
         told = capsys.readouterr().out
         assert f"usage: ddp-course {word} " in told and "COMMAND" not in told
+
+
+SILENT = {"lab", "new", "hint", "scale", "submit", "completion"}  # nothing but done, not done, not understood
+
+
+@pytest.mark.parametrize(
+    "argv", [[], *([word] for word in cli.COMMANDS if word not in SILENT)], ids=lambda argv: "".join(argv) or "all"
+)
+def test_its_help_says_what_the_statuses_mean(argv, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*argv, "--help"])
+    assert "exit status: 0" in capsys.readouterr().out.lower()
+
+
+def test_what_a_terminal_cannot_show_is_named(monkeypatch):
+    shown = io.TextIOWrapper(io.BytesIO(), encoding="ascii")  # as with PYTHONIOENCODING=ascii
+    monkeypatch.setattr(sys, "stdout", shown)
+    cli.main(["drill", "--level", "1", "--answer", "drift:1"])
+    shown.seek(0)
+    assert shown.readline() in ("\\N{BALLOT X} drift, rank 1\n", "\\N{CHECK MARK} drift, rank 1\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("pro", {"progress"}), ("plan --gp", {"--gpus", "--gpu-memory"}), ("completion z", {"zsh"})],
+)
+def test_a_shell_completes_words_and_options(typed, offered, tmp_path, capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    typed = f"ddp-course {typed}"
+    asked = f"COMP_WORDS=({typed}); COMP_CWORD={typed.count(' ')}; _shtab_ddp_course; echo ${{COMPREPLY[@]}}"
+    command = ["bash", "-c", f"source {tmp_path}/script; {asked}"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (set(told.stdout.split()), told.stderr) == (offered, "")
 
 
 # --- lab -------------------------------------------------------------------------------------------

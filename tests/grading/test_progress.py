@@ -52,6 +52,9 @@ def test_the_best_try_counts_and_what_comes_next_is_named(kept, capsys):
     count = sum(len(exercises_of(lesson)) for lesson in LESSONS)
     assert found["all"] == ["1", str(count), str(first.points + 2), str(sum(full.values()))]
     assert f"begun: 03.2 {find_exercise('03.2').title} (exercises/03_process_groups" in said
+    assert main(["progress", "--json"]) == 0
+    as_json = {row["exercise"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(as_json) == count and as_json["03.2"] == {"exercise": "03.2", "points": 2, "of": 5, "tries": 1}
     assert f"next: {second.id} {second.title}" in said and f"{second.minutes} minutes" in said
 
 

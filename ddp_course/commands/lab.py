@@ -16,6 +16,8 @@ from pathlib import Path
 from ddp_course.grading.places import GIVEN, INSTALLED, WORK, course_source
 from ddp_course.grading.workspace import bring
 
+# Switches off what asks a learner about news, and nbgrader's panel, where that is installed.
+CONFIG = Path(__file__).with_name("jupyter")
 FIRST_LESSON = Path("notebooks", "00_start_here.ipynb")
 
 
@@ -45,6 +47,9 @@ def main(argv: list[str]) -> int:
     os.chdir(work)  # served whole: lessons and exercises, and no solutions
     # What a terminal in JupyterLab should find: this environment's ddp-course and torchrun.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(
+        filter(None, [str(CONFIG), os.environ.get("JUPYTER_CONFIG_PATH")])
+    )
     sys.stdout.flush()
     os.execv(sys.executable, lab_command(options.no_browser, os.geteuid() == 0, options.port))
 

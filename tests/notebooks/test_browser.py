@@ -135,12 +135,18 @@ def test_lesson_00_runs_through_the_interface(browser_path, copy):
         page.goto(address)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         title = page.locator(".jp-Notebook h1").first.inner_text()
+        files = page.locator(".jp-DirListing-itemText").all_inner_texts()
+        panels = [tab.get_attribute("data-id") for tab in page.locator(".jp-SideBar .lm-TabBar-tab").all()]
+        asked = page.locator(".Toastify__toast").all_inner_texts()
         try:
             cells = run_all(page, copy / "work" / LESSON)
         finally:
             page.screenshot(path=copy / "lesson.png")  # pytest keeps the folders of its last runs
         browser.close()
     assert title.strip("¶ ")
+    assert files == sorted(path.name for path in (copy / "notebooks").glob("*.ipynb")), "the lessons, in their order"
+    assert "filebrowser" in panels and not [name for name in panels if "nbgrader" in name]
+    assert asked == [], "nothing about news"
     assert code_cells(copy / LESSON) == stored, "the checkout is as it was"
     assert [cell for cell in cells if is_unexpected_failure(cell)] == []
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))

@@ -3,6 +3,7 @@
 No lesson is run. A link that leads nowhere is an error. Read next: `pages.py`, the pages that are made of the package.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ exclude_patterns = [
     "CONTRIBUTING.md",
     "INSTRUCTORS.md",
     "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
     "docs/static/**",
     "**/.ipynb_checkpoints",
 ]
@@ -54,6 +56,17 @@ html_theme_options = {
     "show_toc_level": 2,
     "navbar_persistent": [],
 }
+# Where GitHub builds the site, it says whose repository it is; each lesson then has buttons for Binder and Colab.
+if repository := os.environ.get("GITHUB_REPOSITORY"):
+    html_theme_options |= {
+        "repository_branch": "main",
+        "repository_url": f"https://github.com/{repository}",
+        "launch_buttons": {
+            "binderhub_url": "https://mybinder.org",
+            "colab_url": "https://colab.research.google.com",
+            "notebook_interface": "jupyterlab",
+        },
+    }
 
 
 def setup(app):

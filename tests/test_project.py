@@ -67,13 +67,22 @@ def test_every_direct_dependency_is_pinned_within_its_range(wanted):
     assert pinned_here(wanted.name) in wanted.specifier
 
 
-def test_conda_users_get_the_same_packages():
+def test_conda_users_get_what_a_learner_needs():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *from_conda, from_pip = environment["dependencies"]
-    assert from_pip == {"pip": ["-c versions.txt", f"-e .[{','.join(EXTRAS)}]"]}
+    assert from_pip == {"pip": ["-c versions.txt", "-e .[course]"]}
     assert from_conda[1:] == ["pip"]
     assert from_conda[0].removeprefix("python =") in SpecifierSet(PROJECT["requires-python"])
     assert re.search(r"^EXTRAS := (.*)$", MAKEFILE, re.MULTILINE)[1] == ",".join(EXTRAS)
+
+
+def test_containers_make_what_the_makefile_knows():
+    dev = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    docker = (ROOT / "Dockerfile").read_text()
+    assert f"AS {dev['build']['target']}\n" in docker and f"USER {dev['remoteUser']}\n" in docker
+    for command in (dev["postCreateCommand"], re.search(r"^RUN (make .*)$", docker, re.MULTILINE)[1]):
+        assert make("-n", *command.replace("${TORCH}", "cpu").split()[1:]).returncode == 0, command
+    assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
 
 
 def test_the_environment_holds_the_pinned_versions():
@@ -151,10 +160,10 @@ def test_ci_runs_make_test_and_nothing_else():
 
 
 @pytest.mark.slow
-def test_a_wheel_has_all_that_a_learner_needs(tmp_path):
+def test_sdist_and_wheel_have_all_that_a_learner_needs(tmp_path):
     """Unpacked where no checkout is near: a copy, a hint, a solution, and a check of an answer."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    build = [uv, "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT]
+    build = [uv, "build", "--quiet", "--out-dir", tmp_path, ROOT]  # the wheel is built from the sdist
     subprocess.run(build, check=True, capture_output=True, timeout=200)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:

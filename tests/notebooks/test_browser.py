@@ -39,7 +39,8 @@ def copy(tmp_path) -> Path:
     """The course in a folder of its own, since JupyterLab saves what it runs; the environment is shared."""
     for name in ("Makefile", "pyproject.toml", "versions.txt"):
         shutil.copy2(execute.ROOT / name, tmp_path / name)
-    shutil.copytree(execute.ROOT / "notebooks", tmp_path / "notebooks")
+    for name in ("notebooks", "exercises"):
+        shutil.copytree(execute.ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(execute.ROOT / ".venv")
     return tmp_path
 

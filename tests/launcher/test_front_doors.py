@@ -25,7 +25,6 @@ launch("total", 2)
 SETTINGS = "[mypy]\n[mypy-torch.*,numpy.*,cloudpickle.*]\nfollow_imports = skip\nfollow_imports_for_stubs = true\n"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_what_the_ranks_return_has_the_functions_type(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # so the package is found where it is installed, with its py.typed

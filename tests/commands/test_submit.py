@@ -196,9 +196,10 @@ for agent in $(jobs -p); do wait "$agent" || status=$?; done
 exit $status""",
     "scancel": '[[ $1 == --signal=TERM && $2 == "$SLURM_JOB_ID" ]] && kill -TERM $(cat "$CLUSTER/agents")',
     "scontrol": """
-case $1 in
-  show) printf '%s\\n' 127.0.0.1 127.0.0.1;;
-  requeue) echo "$2" > "$CLUSTER/requeued";;
+case "$1 $2" in
+  "show hostnames") printf '%s\\n' 127.0.0.1 127.0.0.1;;
+  "show job") echo JobState=RUNNING;;
+  "requeue $SLURM_JOB_ID") echo "$2" > "$CLUSTER/requeued";;
 esac""",
 }
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -19,6 +20,8 @@ from ddp_course.launcher import janitor
 from tests.waiting import wait_for
 
 SLURM = ["--slurm", "--checkpoint", "/shared/run7"]
+# What the operator publishes of its job, as far as the form uses it.
+SCHEMA = yaml.safe_load(Path(__file__).with_name("pytorchjob_schema.yaml").read_text())
 K8S = ["--k8s", "--checkpoint", "/checkpoints", "--image", "registry.example/course:1"]
 
 
@@ -112,32 +115,30 @@ def test_no_value_is_taken_for_yaml(capsys, nasty):
     assert "$" not in nasty or args[-1] == "$$(POD_IP)"  # not to be replaced by the pod's address
 
 
-# The fields of the operator's own types (kubeflow.org/v1: pytorch_types.go, common_types.go) that can be said here, and
-# what each holds. A pod's fields are Kubernetes' own.
-FIELDS = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str},
-    "spec": {
-        "runPolicy": {"cleanPodPolicy": str, "suspend": bool}
-        | dict.fromkeys(("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"), int),
-        "elasticPolicy": dict.fromkeys(("minReplicas", "maxReplicas", "rdzvPort", "maxRestarts"), int)
-        | dict.fromkeys(("rdzvBackend", "rdzvHost", "rdzvId"), str),
-        "pytorchReplicaSpecs": {"Worker": {"replicas": int, "restartPolicy": str, "template": {"spec": dict}}},
-    },
-}
+@pytest.mark.parametrize("more", [[], ["--gpus-per-node=0"], ["--nodes=1:4", "--max-restarts=0", "--", "--epochs=9"]])
+def test_the_operator_takes_the_job(capsys, more):
+    jsonschema.validate(yaml.safe_load(written(capsys, *K8S, *more)), SCHEMA)
 
 
-def test_the_operator_knows_every_field(capsys):
-    def fits(value, kind, path=""):
-        if isinstance(kind, type):
-            assert isinstance(value, kind), path
-            return
-        assert set(value) <= set(kind), path
-        for name in value:
-            fits(value[name], kind[name], f"{path}.{name}")
-
-    fits(yaml.safe_load(written(capsys, *K8S)), FIELDS)
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("rdzvId: ", "rdzvID: "),
+        ("backoffLimit: 3", 'backoffLimit: "3"'),
+        ("restartPolicy: OnFailure", "restartPolicy: Sometimes"),
+        ("Worker:", "Helper:"),
+        ("- name: pytorch ", "- name: torch "),
+        ("containerPort: 23456", "port: 23456"),
+        ("claimName: checkpoints", "claim: checkpoints"),
+        ("memory: 16Gi", "memory: 16 GB"),
+        ('value: "1"', "value: 1"),
+    ],
+)
+def test_the_operator_refuses_what_it_does_not_know(capsys, right, wrong):
+    text = written(capsys, *K8S)
+    assert right in text
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text.replace(right, wrong)), SCHEMA)
 
 
 # --- What cannot be meant --------------------------------------------------------------------------
@@ -196,9 +197,10 @@ for agent in $(jobs -p); do wait "$agent" || status=$?; done
 exit $status""",
     "scancel": '[[ $1 == --signal=TERM && $2 == "$SLURM_JOB_ID" ]] && kill -TERM $(cat "$CLUSTER/agents")',
     "scontrol": """
-case $1 in
-  show) printf '%s\\n' 127.0.0.1 127.0.0.1;;
-  requeue) echo "$2" > "$CLUSTER/requeued";;
+case "$1 $2" in
+  "show hostnames") printf '%s\\n' 127.0.0.1 127.0.0.1;;
+  "show job") echo JobState=RUNNING;;
+  "requeue $SLURM_JOB_ID") echo "$2" > "$CLUSTER/requeued";;
 esac""",
 }
 

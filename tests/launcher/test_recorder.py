@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ddp_course import launch
+from ddp_course.launcher import lines
 from tests.launcher import on_ranks
 
 pytestmark = pytest.mark.timeout(60)
@@ -42,3 +46,10 @@ def test_a_call_that_has_failed_keeps_no_connection_open(tmp_path):
     )
     assert told[1] is None
     assert all("gloo" in said and "imed out" not in said for said in (told[0], told[2], told[3])), told
+
+
+def test_a_hook_in_a_thread_of_autograds_is_told_of_with_the_line_at_which_the_program_waits():
+    space = {"lines": lines, "sys": sys}  # so that no frame of the thread is ours, as where autograd made it
+    with ThreadPoolExecutor(1) as autograd:
+        place = autograd.submit(eval, "lines.own_place(sys._getframe())", space).result()
+    assert place[0] == __file__ and place[2].startswith("test_a_hook_in_a_thread")

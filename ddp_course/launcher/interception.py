@@ -109,7 +109,7 @@ class _Kernel:
             note.dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
             note.sizes = tuple(tuple(tensor.shape) for tensor in tensors)
         if self.reduce is not None:
-            note.reduce = dist.ReduceOp.unbox(args[self.reduce]).op.name.lower()
+            note.reduce = dist.ReduceOp.RedOpType(args[self.reduce].op()).name.lower()
         if self.root is not None:
             note.root = facts.members[args[self.root]]
         if self.op in MESSAGES:

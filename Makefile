@@ -18,6 +18,9 @@ ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 # and each would compile Jupyter, scikit-learn and the course anew.
 export PYTHONDONTWRITEBYTECODE :=
 
+# What is compared there was made on CPUs. `make gpu` runs what is for GPUs.
+test check notebooks bench: export CUDA_VISIBLE_DEVICES :=
+
 # For pytest: FLAGS="-n 3" runs three files at a time, which needs more than two cores to be of use.
 FLAGS ?=
 

@@ -37,6 +37,7 @@ from ddp_course.groups import usable_cores
 
 ROOT = Path(__file__).parents[1]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+TESTS = ["-m", "gpu", "--timeout=120", "-p", "no:nbval"]
 LESSON = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with=tests/notebooks/sanitize.cfg"]
 LESSON += ["--nbval-cell-timeout=120", "--again"]
 LIMITS_S = {"tests": 300.0, "benchmark": 60.0, "lesson": 400.0}  # of a benchmark: each of its cases
@@ -106,7 +107,7 @@ def parts(dry: bool, only: list[str], deadline: float) -> Iterator[Part]:
     sharing = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if torch.cuda.device_count() == 1 else {}
     with patch.dict(os.environ, sharing):
         if "tests" in only:
-            yield pytest_part("tests", ["-m", "gpu", "--timeout=120", *files_with_gpu_tests()], left(LIMITS_S["tests"]))
+            yield pytest_part("tests", [*TESTS, *files_with_gpu_tests()], left(LIMITS_S["tests"]))
         for name in gpu.GROUPS:
             if name in only:
                 yield benchmark_part(name, 2 if dry else 11, left(LIMITS_S["benchmark"]))

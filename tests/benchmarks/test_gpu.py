@@ -1,6 +1,7 @@
 """Is the report of a GPU machine right, and does its dry run measure what it says? No time is asserted."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -58,14 +59,21 @@ def test_what_has_no_time_left_is_not_begun_and_a_failed_row_makes_the_command_f
     monkeypatch.setattr(gpu_run.gpu_report, "machine", lambda: {"GPUs": "none"})
     for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
         monkeypatch.setenv(name, "")  # the command sets both for what it starts
-    rows = [Row("a", "a", 2, failed="a: RuntimeError: no")]
-    monkeypatch.setitem(gpu.GROUPS, "copies", lambda blocks, limit_s: Result("planted", rows))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    rows, shared = [Row("a", "a", 2, failed="a: RuntimeError: no")], []
+
+    def planted(blocks, limit_s):
+        shared.append(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE"))
+        return Result("planted", rows)
+
+    monkeypatch.setitem(gpu.GROUPS, "copies", planted)
     command = ["--only", "copies", "--out", str(tmp_path)]
     for budget, status, ended, failures in ((1, 0, NO_TIME, []), (600, 1, DONE, ["a: RuntimeError: no"])):
         assert gpu_run.main([*command, f"--budget={budget}"]) == status
         found = json.loads((tmp_path / "report.json").read_text())
         (part,) = found["parts"]
         assert found["dry"] and (part["ended"], part["failures"]) == (ended, failures)
+    assert shared == ["1"] and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ  # of one GPU, while it is measured
     with pytest.raises(SystemExit):
         gpu_run.main(["--only", "copy"])
 

@@ -28,7 +28,7 @@ from ddp_course.train import gpt as training
 from ddp_course.train.tokens import clock
 
 PRECISIONS = {"float32": "fp32", "bf16": "autocast"}  # the training's names, and the plan's
-MIB = 2**20
+MIB, LOCAL_BATCH = 2**20, 8
 
 
 def world_sizes() -> tuple[int, ...]:
@@ -69,15 +69,16 @@ def formats(blocks: int, limit_s: float) -> Result:
     labels = {"float32": "float32", "bf16": "bfloat16, autocast"}
     cases = ("gpt2",) if torch.cuda.is_available() else ("tiny",)
     comparison = Comparison("gpu", labels, beside("float32", labels), cases, limit_s)
-    return compare("One training step of a GPT, 8 rows a rank, fused AdamW", comparison, timed_formats, blocks)
+    return compare(
+        f"One training step of a GPT, {LOCAL_BATCH} rows a rank, fused AdamW", comparison, timed_formats, blocks
+    )
 
 
 def timed_formats(rank: int, world_size: int, size: str, blocks: int) -> Seconds:
     """Return this rank's seconds per step. Collective: one barrier a block and way, and DDP's own."""
     device = my_device()
     replicas = {way: training.build_replica(training.GPTConfig(size=size), device) for way in PRECISIONS}
-    shape = SIZES[size]
-    token_NT = torch.randint(256, (8, shape.context), device=device)
+    token_NT = torch.randint(256, (LOCAL_BATCH, SIZES[size].context), device=device)
 
     def take_steps(way: str, count: int = 3) -> float:
         replica, optimizer = replicas[way]
@@ -99,7 +100,7 @@ def timed_formats(rank: int, world_size: int, size: str, blocks: int) -> Seconds
 
 def memory(blocks: int, limit_s: float) -> Result:
     """Compare the peak of the second step with the plan's. One run is enough: it is the same each time."""
-    size, local_batch = ("gpt2", 8) if torch.cuda.is_available() else ("mini", 16)
+    size = "gpt2" if torch.cuda.is_available() else "mini"
     rows = []
     for world_size in world_sizes():
         for precision in PRECISIONS:
@@ -109,8 +110,8 @@ def memory(blocks: int, limit_s: float) -> Result:
             ratio = Row(f"ratio_{precision}", f"{what}, measured / planned", world_size, unit="")
             rows += [measured, planned, ratio]
             with attempt(rows[-3:], what, limit_s):
-                peaks = run_on_ranks(peak_bytes, world_size, size, local_batch, precision, backend=None)
-                expected = planned_bytes(world_size, size, local_batch, precision)
+                peaks = run_on_ranks(peak_bytes, world_size, size, precision, backend=None)
+                expected = planned_bytes(world_size, size, precision)
                 measured.samples = [peak / 1e6 for peak in peaks]
                 planned.samples = [expected / 1e6]
                 ratio.samples = [peak / expected for peak in peaks]
@@ -118,20 +119,20 @@ def memory(blocks: int, limit_s: float) -> Result:
     return Result("Peak memory of a step beside `ddp-course plan`", rows, notes=[note, *about_ranks()])
 
 
-def planned_bytes(world_size: int, size: str, local_batch: int, precision: str) -> float:
+def planned_bytes(world_size: int, size: str, precision: str) -> float:
     """Return what `ddp-course plan` says of this model on so many GPUs, under DDP if there are several."""
     shape = SIZES[size]
     given = {"layers": shape.layers, "hidden": shape.width, "vocabulary": shape.vocabulary, "sequence": shape.context}
-    answer = plan(None, world_size, local_batch=local_batch, precision=PRECISIONS[precision], **given)
+    answer = plan(None, world_size, local_batch=LOCAL_BATCH, precision=PRECISIONS[precision], **given)
     return answer["DDP" if world_size > 1 else "one GPU"].memory.total
 
 
-def peak_bytes(rank: int, world_size: int, size: str, local_batch: int, precision: str) -> int:
+def peak_bytes(rank: int, world_size: int, size: str, precision: str) -> int:
     """Return the most bytes that this rank held in its second step. Collective: DDP's own, if there are several."""
     device, live = my_device(), LiveBytes()
     on_gpu = device.type == "cuda"
     model = GPT(SIZES[size]).to(device)
-    token_NT = torch.randint(SIZES[size].vocabulary, (local_batch, SIZES[size].context), device=device)
+    token_NT = torch.randint(SIZES[size].vocabulary, (LOCAL_BATCH, SIZES[size].context), device=device)
     with nullcontext() if on_gpu else live:
         live.seen([*model.parameters(), token_NT])
         replica = DistributedDataParallel(model) if world_size > 1 else model

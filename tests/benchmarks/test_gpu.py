@@ -91,7 +91,7 @@ def test_the_dry_run_measures_the_memory_that_is_planned_and_trains_in_both_form
     assert {key for key, row in rows.items() if row.failed} == set()
     for precision in gpu.PRECISIONS:
         assert rows[f"ratio_{precision}"].samples == pytest.approx([1.0, 1.0], abs=0.05)
-    assert rows["measured_bf16"].median < 0.8 * rows["measured_float32"].median
+    assert rows["measured_bf16"].median < 0.9 * rows["measured_float32"].median
     for result, keys in (
         (gpu.formats(2, 60), ["float32_tiny", "bf16_tiny", "bf16_ratio_tiny"]),
         (gpu.copies(2, 60), ["pageable_1MiB", "pinned_1MiB", "pinned_ratio_1MiB"]),

@@ -9,6 +9,8 @@ import pytest
 
 from ddp_course import launch
 from ddp_course.launcher import lines
+from ddp_course.launcher.group_facts import GroupFacts
+from ddp_course.launcher.recorder import Note, Recorder
 from tests.launcher import on_ranks
 
 pytestmark = pytest.mark.timeout(60)
@@ -53,3 +55,23 @@ def test_a_hook_in_a_thread_of_autograds_is_told_of_with_the_line_at_which_the_p
     with ThreadPoolExecutor(1) as autograd:
         place = autograd.submit(eval, "lines.own_place(sys._getframe())", space).result()
     assert place[0] == __file__ and place[2].startswith("test_a_hook_in_a_thread")
+
+
+class Unfinished:
+    asked = 0
+
+    def is_completed(self):
+        Unfinished.asked += 1
+        return False
+
+
+@pytest.mark.parametrize(("gloo", "asked"), [(True, sum(range(30))), (False, 29)])
+def test_of_calls_that_end_in_order_only_the_first_is_asked_about(monkeypatch, gloo, asked):
+    monkeypatch.setattr(Unfinished, "asked", 0)
+    recorder, group = Recorder(), GroupFacts("", 0, "", (0, 1), 0, gloo)
+    for _ in range(30):
+        note = Note(group, "all_reduce", (0, 1), None)
+        recorder.enter(note)
+        note.work = Unfinished()
+    assert Unfinished.asked == asked
+    assert [call.seq for call in recorder.recorded()] == list(range(1, 31))

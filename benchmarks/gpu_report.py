@@ -82,6 +82,9 @@ def markdown(report: dict[str, Any], found: list[Part]) -> str:
     for part in found:
         for failure in part.failures:
             lines += ["", f"## Failed: {part.name}", "", "```", *failure.splitlines()[-MOST_LINES:], "```"]
+    for part in found:
+        cells = [case["name"].rpartition("::")[2] for case in part.cases if case["outcome"] == "differs"]
+        lines += ["", f"Other outputs than the stored ones, {part.name}: {', '.join(cells)}"] if cells else []
     skipped = Counter(case["told"] for part in found for case in part.cases if case["outcome"] == "skipped")
     lines += ["", "## Skipped", "", *(f"- {many}: {why}" for why, many in skipped.items())] if skipped else []
     return "\n".join([*lines, ""])

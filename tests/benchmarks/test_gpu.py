@@ -46,6 +46,7 @@ def test_the_report_counts_and_tells_every_failure():
         f"| 05_samplers | {NO_TIME} | 0 | 0 | 0 | 0 | 0 |",
         "| 11_training | ended after its limit | 9 | 0 | 1 | 0 | 0 |",
     ]
+    assert "Other outputs than the stored ones, tests: Cell 3" in lines
     assert text.count("## Failed") == 5 and "- 1: needs two GPUs" in lines
 
 

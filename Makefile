@@ -18,11 +18,14 @@ ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 # and each would compile Jupyter, scikit-learn and the course anew.
 export PYTHONDONTWRITEBYTECODE :=
 
+# What is compared there was made on CPUs. `make gpu` runs what is for GPUs.
+test check notebooks bench: export CUDA_VISIBLE_DEVICES :=
+
 # For pytest: FLAGS="-n 3" runs three files at a time, which needs more than two cores to be of use.
 FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test check lint notebooks exercises grade site bench versions clean FORCE
+.PHONY: help env lab test check lint notebooks exercises grade site bench gpu versions clean FORCE
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +85,10 @@ site: env  ## Build the site into out/site/: lessons with their stored outputs, 
 
 bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
 	$(ACTIVATED) $(BIN)/python benchmarks/run.py
+
+# GPU_PYTHON names a Python that has torch already, for a machine on which nothing can be installed.
+gpu: $(if $(GPU_PYTHON),,env)  ## Run all that needs GPUs, and write out/gpu/report.md (BUDGET=540: seconds; GPU_PYTHON=python3: not in .venv).
+	$(ACTIVATED) $(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu_run $(if $(BUDGET),--budget $(BUDGET))
 
 torch_failed = $(if $(filter default,$(TORCH)),,echo "TORCH=$(TORCH) takes torch from its makers' own index, not from \
 	the package registry. If that is out of reach here: make env TORCH=default";)

@@ -4,14 +4,13 @@ Four replicas of one network stand side by side on each of two ranks: torch's, t
 one all_reduce per parameter and with one for all. They take turns in blocks of steps. Before the clock starts, all four
 must have come to the same parameters: a quick step that averages nothing is no step.
 
-Left out on purpose: a GPU, where launching is cheap and waiting is long, and a real network. On loopback, gloo and the
-network share the cores, so overlap gains little here, and what is compared is mostly the work around the all_reduces.
-Read next: `turns.py`, how the ways take turns.
+Left out on purpose: a real network. On loopback, gloo and the network share the cores, so overlap gains little here,
+and what is compared is mostly the work around the all_reduces.
+Read next: `turns.py`, how the ways take turns; `gpu.py`, the same steps on GPUs.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -23,8 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.measure import Plan, Result, Row, Target, find
 from benchmarks.turns import Comparison, Seconds, beside, in_turns, run_on_ranks
+from ddp_course.groups import my_device
 from ddp_course.models import MLP, resnet18_small
 from ddp_course.parallel import BucketedDDP, NaiveDDP
+from ddp_course.train.tokens import clock
 
 TITLE = "One training step (forward, backward, averages, SGD): the course's replicas beside torch's DDP"
 NOTES = [
@@ -47,13 +48,22 @@ def deep() -> nn.Module:
     return nn.Sequential(*(layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())), nn.Flatten())
 
 
+def resnet50() -> nn.Module:
+    from torchvision.models import resnet50  # slow to import
+
+    return resnet50()
+
+
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  # network, shape of a batch, steps a block
     "deep": (deep, (32, 64), 6),
     "wide": (lambda: MLP(1024, 2048, 10), (32, 1024), 4),
     "resnet18": (lambda: resnet18_small(10), (4, 3, 16, 16), 2),
+    "wider": (lambda: MLP(4096, 8192, 1000), (256, 4096), 6),  # for GPUs, as the next
+    "resnet50": (resnet50, (32, 3, 224, 224), 3),
 }
+CASES = ("deep", "wide", "resnet18")
 BLOCKS, QUICK_BLOCKS, WARM_UP = 41, 3, 3
-COMPARISON = Comparison("ddp", LABELS, beside(BASE, WAYS), SHAPES, limit_s=300)
+COMPARISON = Comparison("ddp", LABELS, beside(BASE, WAYS), CASES, limit_s=300)
 
 
 def timed_steps(rank: int, world_size: int, shape: str, blocks: int) -> Seconds:
@@ -62,20 +72,22 @@ def timed_steps(rank: int, world_size: int, shape: str, blocks: int) -> Seconds:
     Collective: one barrier per block and way, and what each way does in a step.
     """
     build, batch_shape, steps = SHAPES[shape]
+    device = my_device()
+    torch.backends.cudnn.deterministic = True  # else the replicas' parameters cannot be compared
     torch.manual_seed(rank)
-    x = torch.randn(batch_shape)
+    x = torch.randn(batch_shape).to(device)
     replicas, optimizers = {}, {}
     for name, wrap in WAYS.items():
         torch.manual_seed(0)
-        replicas[name] = wrap(build())
+        replicas[name] = wrap(build().to(device))
         optimizers[name] = torch.optim.SGD(replicas[name].parameters(), lr=0.01)
 
     def take_steps(name: str, count: int) -> float:
         dist.barrier()
-        start = time.perf_counter()
+        start = clock(device)
         for _ in range(count):
             step(replicas[name], optimizers[name], x)
-        return (time.perf_counter() - start) / count
+        return (clock(device) - start) / count
 
     for name in WAYS:
         take_steps(name, WARM_UP)
@@ -87,7 +99,7 @@ def step(replica: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) 
     """Train on one batch. Collective: what the replica does in its forward, backward and averaging."""
     optimizer.zero_grad()
     score_NK = replica(x)
-    F.cross_entropy(score_NK, torch.zeros(len(x), dtype=torch.long)).backward()
+    F.cross_entropy(score_NK, torch.zeros(len(x), dtype=torch.long, device=x.device)).backward()
     if isinstance(replica, NaiveDDP):
         replica.average_gradients()
     optimizer.step()
@@ -112,7 +124,7 @@ def measure(plan: Plan) -> Result:
 
 def targets(rows: list[Row]) -> list[Target]:
     """The bucketed replica's step may take `LIMIT` times torch's, on 2 ranks."""
-    found = {shape: find(rows, f"bucketed_ratio_{shape}", 2) for shape in SHAPES}
+    found = {shape: find(rows, f"bucketed_ratio_{shape}", 2) for shape in CASES}
     return [
         Target(f"BucketedDDP / torch's DDP, {shape}, 2 ranks", LIMIT, row.median if row else None)
         for shape, row in found.items()

@@ -32,9 +32,9 @@ def in_turns(ways: Iterable[str], blocks: int, take: Callable[[str], T]) -> dict
     return found
 
 
-def run_on_ranks(fn: Callable[..., T], world_size: int, *args: object) -> list[T]:
-    """Return what `fn(rank, world_size, *args)` returns on each of `world_size` quiet ranks over gloo."""
-    with RankPool(world_size, backend="gloo", start_method="forkserver", quiet=True) as ranks:
+def run_on_ranks(fn: Callable[..., T], world_size: int, *args: object, backend: str | None = "gloo") -> list[T]:
+    """Return what `fn(rank, world_size, *args)` returns on each of `world_size` quiet ranks; see `RankPool`."""
+    with RankPool(world_size, backend=backend, start_method="forkserver", quiet=True) as ranks:
         return ranks.run(fn, args)
 
 

@@ -39,7 +39,7 @@ def evaluate(model, data, device):
 
 def main():
     options = read_options()
-    cuda = torch.cuda.is_available()
+    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     # 1: a group of ranks, each with a device of its own
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)

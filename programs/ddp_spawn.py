@@ -14,7 +14,8 @@ import torch.multiprocessing as mp
 def run(rank, world_size, port, arguments):
     """What torchrun does for a rank: tell it, in its environment, which rank it is and where to meet."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     sys.argv[1:] = arguments
     ddp.main()
 

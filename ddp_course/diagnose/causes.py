@@ -79,7 +79,7 @@ CAUSES = tuple(
         ),
         (
             "duplicate-gpu",
-            r"Duplicate GPU detected ?:? ?(?:rank (?P<rank>\d+))?",
+            r"Duplicate GPU detected ?:? ?(?:rank (?P<rank>\d+))?|Multiple Ranks are using the same GPU",  # NCCL 2.30
             "two ranks use one GPU: call torch.cuda.set_device(local_rank) before anything on CUDA",
         ),
         (

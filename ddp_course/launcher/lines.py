@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from dataclasses import dataclass
 from types import FrameType
@@ -67,7 +68,7 @@ Place = tuple[str, int, str]  # file, line, function
 
 def own_place(frame: FrameType | None) -> Place | None:
     """Return the place of `own_line`, quickly, for a frame that runs."""
-    of_course = None
+    of_course, elsewhere = None, threading.current_thread() is not threading.main_thread()
     while frame is not None:
         filename = frame.f_code.co_filename
         if _is_own(filename):
@@ -75,6 +76,8 @@ def own_place(frame: FrameType | None) -> Place | None:
         if of_course is None and _is_of_course(filename):
             of_course = filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
+        if frame is None and elsewhere:  # autograd has a thread for each GPU, and the main thread waits in backward()
+            frame, elsewhere = sys._current_frames().get(threading.main_thread().ident), False
     return of_course
 
 

@@ -61,12 +61,15 @@ def _check_call(fn: Callable, world_size: int, args: tuple) -> None:
 class _Pickler(cloudpickle.CloudPickler):
     """Refuses open files, of which cloudpickle would send a copy of the content without a word.
 
-    A tensor that is a small part of a large memory is sent alone: pickle would take the memory with it.
+    A tensor that is a small part of a large memory is sent alone: pickle would take the memory with it. One of a GPU
+    arrives on the CPU: the other process may not have that GPU, and should not take its memory.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, io.IOBase) and obj not in (sys.stdout, sys.stderr, sys.stdin):
             raise pickle.PicklingError(f"it uses the open file {getattr(obj, 'name', obj)!r}")
+        if type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
+            return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(self.proto)
         if type(obj) is torch.Tensor and _is_small_part(obj):
             return obj.clone().__reduce_ex__(self.proto)
         return super().reducer_override(obj)

@@ -75,7 +75,7 @@ class RankPool:
         self._guarded(START_LIMIT_S)
 
     def run(self, fn: Callable[..., T], args: tuple = (), *, limit_s: float | None = None) -> list[T]:
-        """Call `fn(rank, world_size, *args)` on every rank and return what each returned, by rank.
+        """Call `fn(rank, world_size, *args)` on every rank and return what each returned, by rank, tensors on the CPU.
 
         Args:
             fn: any function, also one defined in a notebook's cell.

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -111,11 +112,23 @@ class Recorder:
                 if other.group.gloo and other.channel == note.channel and other.op.startswith("reduce_scatter"):
                     other.finished, other.work = True, None
             self._notes.append(note)
-            self._open = [other for other in self._open[-MOST_REPORTED:] if not other.settled()] + [note]
+            self._open = [*self._still_open(), note]
         torch_compares = dist.get_debug_level() == dist.DebugLevel.DETAIL
         if self.shared and self.shared.holds() and note.op not in MESSAGES and not torch_compares:
             name = note.group.name if note.channel == note.group.label else note.channel
             self.shared.check(name, note.group.born, note.seq, note.doing(), note.members)
+
+    def _still_open(self) -> Iterator[Note]:
+        """The calls that are under way. NCCL's end in their order: behind one that has not, no other need be asked.
+
+        The GPU may be a hundred calls behind, and to ask about each in every call would cost more than the call.
+        """
+        waiting = set()
+        for note in self._open[-MOST_REPORTED:]:
+            if note.channel in waiting or not note.settled():
+                yield note
+                if not note.group.gloo:
+                    waiting.add(note.channel)
 
     def withdraw(self, note: Note) -> None:
         """Forget a call that torch has refused before it was made."""

@@ -184,7 +184,7 @@ def local_statistics(x_NC: torch.Tensor) -> torch.Tensor:
     if not count:
         return wide_NC.new_zeros(2 * x_NC.shape[1] + 1)
     var_C, mean_C = torch.var_mean(wide_NC, _all_but_channels(x_NC), correction=0)
-    return torch.cat([mean_C, var_C * count, mean_C.new_tensor([count])])
+    return torch.cat([mean_C, var_C * count, mean_C.new_full((1,), count)])
 
 
 def all_statistics(mine: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ddp_course.groups import my_device
 from ddp_course.scaling.spans import Span
 
 STAGES = ("forward", "backward", "waiting", "optimizer")
@@ -175,14 +176,15 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
     """
     for _ in range(warmup):
         step()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    if not torch.cuda.is_available():
+    on_gpu = my_device(group).type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    if not on_gpu:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler complains of the missing GPU
     dist.barrier(group)
     with profile(activities=activities, record_shapes=True, acc_events=True) as recorder:
         readings_ns = [_read_clock() for _ in range(_CLOCK_READINGS)]
         step()
-        if torch.cuda.is_available():
+        if on_gpu:
             torch.cuda.synchronize()
         readings_ns.append(_read_clock())  # what begins later is not the step's
         dist.barrier(group)  # a gloo thread may note the end of a collective only after the step has gone on

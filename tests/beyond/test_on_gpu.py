@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-import torch
 
 from ddp_course import launch
+from ddp_course.groups import choose_backend
 from tests.beyond.strategies_on_ranks import alone, off_by, trained
 
 WAYS = [
@@ -20,13 +18,11 @@ WAYS = [
     ("pipeline", {"schedule": "1f1b"}),
     ("pipeline", {"by": "torch"}),
 ]
-SHARED = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"  # NCCL 2.30 lets ranks share a GPU when asked to
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    torch.cuda.device_count() < (1 if SHARED else 2),
-    reason="needs two GPUs; or one, and NCCL_MULTI_RANK_GPU_ENABLE=1",
+    choose_backend(2) != "nccl", reason="needs two GPUs; or one, NCCL 2.30 and NCCL_MULTI_RANK_GPU_ENABLE=1"
 )
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "options"), WAYS)

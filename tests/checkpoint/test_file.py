@@ -51,9 +51,9 @@ def test_tensors_go_to_the_device_that_is_named(path):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: one that saved, another that loads")
 def test_without_a_map_tensors_go_to_the_gpu_that_saved_them(path):
     save_checkpoint(path, {"w": torch.ones(3, device="cuda:0")})
-    torch.cuda.set_device(1)
-    assert load_checkpoint(path, None)["w"].device.index == 0
-    assert load_checkpoint(path, torch.device("cuda", 1))["w"].device.index == 1
+    with torch.cuda.device(1):
+        assert load_checkpoint(path, None)["w"].device.index == 0
+        assert load_checkpoint(path, torch.device("cuda", 1))["w"].device.index == 1
 
 
 # --- Writing ---------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ JOBS = {
     "in place": ({"a.log": "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace operation\n"}, ("in-place-modification", None)),
     "ordinal": ({"a.log": "[rank4]: RuntimeError: CUDA error: invalid device ordinal\n"}, ("invalid-device", 4)),
     "one GPU for two": ({"a.log": "init.cc:943 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 50000\n"}, ("duplicate-gpu", 1)),
+    "the same, NCCL 2.30": ({"a.log": "NCCL WARN Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1\n"}, ("duplicate-gpu", None)),
     "libuv": ({"a.log": "RuntimeError: use_libuv was requested but PyTorch was built without libuv support\n"}, ("libuv", None)),
     "torn": ({"a.log": "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n"}, ("torn-checkpoint", None)),
     "pod": ({"pod-2.log": "step 4\n", "events.txt": "Warning  OOMKilling  pod/train-worker-2  OOMKilled\n"}, ("out-of-memory", None)),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ddp_course import launch
+from ddp_course.launcher import lines
+from ddp_course.launcher.group_facts import GroupFacts
+from ddp_course.launcher.recorder import Note, Recorder
 from tests.launcher import on_ranks
 
 pytestmark = pytest.mark.timeout(60)
@@ -42,3 +48,30 @@ def test_a_call_that_has_failed_keeps_no_connection_open(tmp_path):
     )
     assert told[1] is None
     assert all("gloo" in said and "imed out" not in said for said in (told[0], told[2], told[3])), told
+
+
+def test_a_hook_in_a_thread_of_autograds_is_told_of_with_the_line_at_which_the_program_waits():
+    space = {"lines": lines, "sys": sys}  # so that no frame of the thread is ours, as where autograd made it
+    with ThreadPoolExecutor(1) as autograd:
+        place = autograd.submit(eval, "lines.own_place(sys._getframe())", space).result()
+    assert place[0] == __file__ and place[2].startswith("test_a_hook_in_a_thread")
+
+
+class Unfinished:
+    asked = 0
+
+    def is_completed(self):
+        Unfinished.asked += 1
+        return False
+
+
+@pytest.mark.parametrize(("gloo", "asked"), [(True, sum(range(30))), (False, 29)])
+def test_of_calls_that_end_in_order_only_the_first_is_asked_about(monkeypatch, gloo, asked):
+    monkeypatch.setattr(Unfinished, "asked", 0)
+    recorder, group = Recorder(), GroupFacts("", 0, "", (0, 1), 0, gloo)
+    for _ in range(30):
+        note = Note(group, "all_reduce", (0, 1), None)
+        recorder.enter(note)
+        note.work = Unfinished()
+    assert Unfinished.asked == asked
+    assert [call.seq for call in recorder.recorded()] == list(range(1, 31))

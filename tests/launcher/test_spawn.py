@@ -197,8 +197,9 @@ def test_nccl_after_cuda_was_used_in_the_parent():
 
         x = torch.ones(3, device=my_device())
         torch.distributed.all_reduce(x)
-        return str(x.device), x.tolist()
+        return str(x.device), x
 
     for start_method in ("spawn", "forkserver"):
         answers = launch(on_gpu, count, start_method=start_method, quiet=True)
-        assert answers == [(f"cuda:{rank}", [float(count)] * 3) for rank in range(count)]
+        assert [device for device, _ in answers] == [f"cuda:{rank}" for rank in range(count)]
+        assert [(x.device.type, x.tolist()) for _, x in answers] == [("cpu", [float(count)] * 3)] * count

@@ -68,7 +68,8 @@ def watch(
     Raises:
         RankError: a rank could not start.
     """
-    ranks = RankPool(world_size, init=init, timeout_s=TIMEOUT_S, start_method="forkserver", quiet=True)
+    how = {"backend": "gloo", "start_method": "forkserver", "quiet": True}  # the programs' tensors are on the CPU
+    ranks = RankPool(world_size, init=init, timeout_s=TIMEOUT_S, **how)
     # The program travels once before the clock starts: for what it imports, a busy machine may need seconds.
     ranks.run(lambda rank, world_size, program: None, (program,))
     begin = time.monotonic()

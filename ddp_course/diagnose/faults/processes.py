@@ -50,7 +50,8 @@ def fork_after_computing() -> Diagnosis:
         with get_context("fork").Pool(1) as workers:  # as a DataLoader's workers start on Linux
             workers.apply(multiply, (device,))
 
-    return watch(prepare, world_size=1, limit_s=2)
+    # CUDA says at once what is wrong, but it may take seconds to start; a CPU's child says nothing.
+    return watch(prepare, world_size=1, limit_s=30 if torch.cuda.is_available() else 2)
 
 
 def start_afresh_after_computing() -> Diagnosis:

@@ -25,7 +25,7 @@ from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, su
 from ddp_course.draw.ranks import all_reduce, collective_calls, processes
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
-from ddp_course.draw.replay import Replay, replay
+from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions, drift, three_conditions
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split

@@ -6,7 +6,7 @@ ranks in dumps, lines of one rank in logs.
 
 gloo's dumps say when a call was made and never when it was over; NCCL's say both, as torch's watchdog noticed them.
 
-Read next: `replay.py`, the page that shows them.
+Read next: `replays.py`, the page that shows them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """How does one step through a recorded run, event by event?
 
 One page of HTML that needs nothing else, for a browser, a lesson, or an attachment to an issue. Python puts the events
-into rows and writes them into `replay.html`, which draws them and answers keys and pointer.
+into rows and writes them into `replays.html`, which draws them and answers keys and pointer.
 
 The page is our own since no kept library fits. The scripts of Bokeh and Plotly, 1.3 and 4.8 MB, are larger than a
 lesson may be, and this page is small enough to be stored in the lesson that shows it. To step by key from event to
 event, and to be as dark as the lesson around it, would be ours to write with them as well.
+
+The page that a cell shows is stored in the notebook, so a site of the lessons has it without running them.
 
 Read next: `events.py`, what is shown; `timelines.py`, the same step as a picture.
 """

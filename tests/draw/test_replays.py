@@ -8,7 +8,7 @@ import pytest
 
 from ddp_course.commands import read as command
 from ddp_course.draw.events import ORDER_OF_CALLS, Event, Recording
-from ddp_course.draw.replay import replay
+from ddp_course.draw.replays import replay
 from tests.notebooks.test_browser import BROWSER_FLAGS, browser_path  # noqa: F401  (a fixture)
 
 STEP = Recording(
@@ -160,6 +160,7 @@ def test_every_width_and_theme_is_filled_and_a_lesson_hands_its_theme_on(opened)
         page = opened(replay(recording, "A run").page, width, scheme)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.getElementById('view').scrollWidth") == width - 26
         assert page.locator(".bar").count() == len(recording.events)
         page.locator("summary").click()
         assert page.locator("td").count() == 2 * len(recording.events)

@@ -112,11 +112,11 @@ def call_name(entry: dict) -> str:
     return f"{name}{entry.get('input_sizes', '')}"
 
 
-def place_of(entry: dict) -> str:
-    """The innermost line that is not torch's, "train.py:8"; empty if the dump does not say."""
-    frames = [each for each in entry.get("frames", []) if "torch" not in str(each.get("filename", ""))]
-    return f"{frames[0]['filename']}:{frames[0]['line']}" if frames else ""
+def own_frame(entry: dict) -> dict | None:
+    """The innermost frame of a call that is not torch's, with its filename, line and name, if the dump says."""
+    return next((each for each in entry.get("frames", []) if "torch" not in str(each.get("filename", ""))), None)
 
 
 def _at(entry: dict) -> str:
-    return f"; the others are at {place_of(entry)}" if place_of(entry) else ""
+    frame = own_frame(entry)
+    return f"; the others are at {frame['filename']}:{frame['line']}" if frame else ""

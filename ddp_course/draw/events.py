@@ -15,8 +15,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_course.diagnose.flight import Dump, call_name, number_of, place_of
+from ddp_course.diagnose.flight import Dump, call_name, number_of, own_frame
 from ddp_course.diagnose.logs import Log
+from ddp_course.launcher.lines import shown_name
 from ddp_course.scaling.spans import Span, merge_ranks
 from ddp_course.scaling.trace import payload_bytes
 
@@ -97,7 +98,9 @@ def _call(rank: int | None, entry: dict, start: float, end: float) -> Event:
     counts = [math.prod(size) for size in entry.get("input_sizes") or []]
     lane = "all-reduce" if call_name(entry).startswith(("all_reduce", "allreduce")) else "other collective"
     size = payload_bytes(counts, entry.get("input_dtypes") or [])
-    return Event(rank, name, start, end, lane, size, place_of(entry))
+    frame = own_frame(entry)
+    line = f"{shown_name(frame['filename'])}, line {frame['line']}, in {frame['name']}" if frame else ""
+    return Event(rank, name, start, end, lane, size, line)
 
 
 def of_logs(logs: Sequence[Log]) -> Recording:

@@ -50,7 +50,8 @@ class Replay:
 
     def _repr_html_(self) -> str:
         style = "width: 100%; height: 420px; border: 0"  # the page then sets its own height
-        return f'<iframe title="{html.escape(self.says)}" style="{style}" srcdoc="{html.escape(self.page)}"></iframe>'
+        page = html.escape(self.page).replace("\n", "&#10;")  # one line of a notebook
+        return f'<iframe title="{html.escape(self.says)}" style="{style}" srcdoc="{page}"></iframe>'
 
 
 def replay(recording: Recording, title: str, text: str = "") -> Replay:

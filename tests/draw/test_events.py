@@ -12,7 +12,7 @@ GROUP, OTHER = ("0", "default_pg"), ("1", "halves")
 
 
 def call(number, made_ns, op="all_reduce", group=GROUP, **more):
-    frames = [{"filename": "/lib/torch/x.py", "line": 1}, {"filename": "train.py", "line": number}]
+    frames = [{"filename": "/lib/torch/x.py", "line": 1}, {"filename": "/a/train.py", "line": number, "name": "main"}]
     about = {"collective_seq_id": number, "profiling_name": f"gloo:{op}", "input_sizes": [[10, 2]]}
     times = {"time_created_ns": made_ns, "time_discovered_started_ns": None, "time_discovered_completed_ns": None}
     return {**about, **times, "input_dtypes": ["Half"], "process_group": group, "frames": frames, **more}
@@ -40,11 +40,11 @@ def test_dumps_without_times_stand_in_order_and_a_call_that_was_not_made_leaves_
     found = events.of_dumps(dumps)
     assert not found.timed and "do not say how long" in found.note
     assert found.events == [
-        Event(0, "#1 all_reduce[[10, 2]]", 0, 1, "all-reduce", 40, "train.py:1"),
-        Event(0, "#1 broadcast[[10, 2]]", 1, 2, "other collective", 40, "train.py:1"),
-        Event(0, "#2 all_reduce[[10, 2]]", 2, 3, "all-reduce", 40, "train.py:2"),
-        Event(0, "#3 all_reduce[[10, 2]]", 3, 4, "all-reduce", 40, "train.py:3"),
-        Event(1, "#2 all_reduce[[10, 2]]", 2, 3, "all-reduce", 40, "train.py:2"),
+        Event(0, "#1 all_reduce[[10, 2]]", 0, 1, "all-reduce", 40, "train.py, line 1, in main"),
+        Event(0, "#1 broadcast[[10, 2]]", 1, 2, "other collective", 40, "train.py, line 1, in main"),
+        Event(0, "#2 all_reduce[[10, 2]]", 2, 3, "all-reduce", 40, "train.py, line 2, in main"),
+        Event(0, "#3 all_reduce[[10, 2]]", 3, 4, "all-reduce", 40, "train.py, line 3, in main"),
+        Event(1, "#2 all_reduce[[10, 2]]", 2, 3, "all-reduce", 40, "train.py, line 2, in main"),
     ]
 
 

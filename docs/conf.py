@@ -26,6 +26,7 @@ exclude_patterns = [
     "CONTRIBUTING.md",
     "INSTRUCTORS.md",
     "CHANGELOG.md",
+    "exercises/GENERATED_FROM_SOLUTIONS.md",
     "docs/static/**",
     "**/.ipynb_checkpoints",
 ]

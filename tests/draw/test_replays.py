@@ -163,6 +163,7 @@ def test_every_width_and_theme_is_filled_and_a_lesson_hands_its_theme_on(opened)
         assert page.evaluate("document.getElementById('view').scrollWidth") == width - 26
         assert page.locator(".bar").count() == len(recording.events)
         page.locator("summary").click()
+        page.locator("td").last.wait_for()  # the browser tells of the opening a moment later
         assert page.locator("td").count() == 2 * len(recording.events)
     lesson = f"<!doctype html><html data-theme='dark'><body>{replay(ORDER, 'A run')._repr_html_()}</body></html>"
     page = opened(lesson)

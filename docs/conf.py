@@ -28,6 +28,7 @@ exclude_patterns = [
     "INSTRUCTORS.md",
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
+    "exercises/GENERATED_FROM_SOLUTIONS.md",
     "docs/static/**",
     "**/.ipynb_checkpoints",
 ]

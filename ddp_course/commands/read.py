@@ -2,6 +2,7 @@
 
 ddp-course read /shared/run7/logs
 ddp-course read slurm-4711.out --json
+ddp-course read /shared/run7/dumps --replay run7.html    # a page to step through, call by call
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import argparse
 import json
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ddp_course.diagnose.logs import Reading, read
+from ddp_course.diagnose.flight import Dump
+from ddp_course.diagnose.logs import Log, Reading, judged, left_by
 
 
 def main(argv: list[str]) -> int:
@@ -25,16 +28,20 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders of one job")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--replay", type=Path, metavar="FILE.html", help="write a page that replays the calls or lines")
     options = parser.parse_args(argv)
     if missing := [path for path in options.paths if not path.exists()]:
         print(f"{missing[0]}: there is no such file or folder", file=sys.stderr)
         return 2
     try:
-        found = read(options.paths)
+        logs, dumps = left_by(options.paths)
     except OSError as error:
         print(f"{error.filename}: cannot be read: {error.strerror}", file=sys.stderr)
         return 2
+    found = judged(logs, dumps)
     print(json.dumps(asdict(found)) if options.json else told(found))
+    if options.replay:
+        print(replayed(logs, dumps, told(found), options.replay), file=sys.stderr)
     return 0 if found.cause else 1
 
 
@@ -50,3 +57,13 @@ def told(found: Reading) -> str:
     )
     width = {"width": 100, "subsequent_indent": "    ", "break_on_hyphens": False}
     return "\n".join(textwrap.fill(f"{word}: {text}", **width) for word, text in rows if text)
+
+
+def replayed(logs: Sequence[Log], dumps: Mapping[int | None, Dump], words: str, path: Path) -> str:
+    """Write the page of a job, with `words` above it; returns what is to be said of it."""
+    from ddp_course.draw import events, replay  # the pictures' packages, for this alone
+
+    try:
+        return f"replay: {replay(events.of_job(logs, dumps), 'What the job left', words).write(path)}"
+    except (OSError, ValueError) as error:
+        return f"{path} was not written: {error}"

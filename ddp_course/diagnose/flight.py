@@ -77,7 +77,7 @@ def behind(dumps: dict[int | None, Dump]) -> Behind | None:
     calls: dict[str, dict[int, dict[int, dict]]] = {}
     for rank, dump in dumps.items():
         for entry in dump.entries:
-            number = entry.get("collective_seq_id") or entry.get("seq_id")
+            number = number_of(entry)
             if rank is not None and isinstance(number, int) and not entry.get("is_p2p"):
                 calls.setdefault(str(entry.get("process_group", "")), {}).setdefault(rank, {})[number] = entry
     for ranks in calls.values():
@@ -86,7 +86,7 @@ def behind(dumps: dict[int | None, Dump]) -> Behind | None:
         last = {rank: max(numbers) for rank, numbers in ranks.items()}
         common = range(max(min(numbers) for numbers in ranks.values()), min(last.values()) + 1)
         for number in common:
-            here = {rank: _what(numbers[number]) for rank, numbers in ranks.items() if number in numbers}
+            here = {rank: call_name(numbers[number]) for rank, numbers in ranks.items() if number in numbers}
             if len(set(here.values())) > 1:
                 alone = [rank for rank, what in here.items() if list(here.values()).count(what) == 1]
                 said = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(here.items()))
@@ -97,15 +97,26 @@ def behind(dumps: dict[int | None, Dump]) -> Behind | None:
             entry = next(numbers[number] for numbers in ranks.values() if number in numbers)
             counts = ", ".join(f"rank {each} {count}" for each, count in sorted(last.items()))
             sole = list(last.values()).count(last[rank]) == 1
-            return Behind(rank if sole else None, f"{_what(entry)} #{number}", f"calls made: {counts}{_at(entry)}")
+            return Behind(rank if sole else None, f"{call_name(entry)} #{number}", f"calls made: {counts}{_at(entry)}")
     return None
 
 
-def _what(entry: dict) -> str:
+def number_of(entry: dict) -> int | None:
+    """The number of a collective in its group; equal on ranks that are in step."""
+    return entry.get("collective_seq_id") or entry.get("seq_id")
+
+
+def call_name(entry: dict) -> str:
+    """What was called, with the sizes of its input: "all_reduce[[1000]]"."""
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
     return f"{name}{entry.get('input_sizes', '')}"
 
 
+def own_frame(entry: dict) -> dict | None:
+    """The innermost frame of a call that is not torch's, with its filename, line and name, if the dump says."""
+    return next((each for each in entry.get("frames", []) if "torch" not in str(each.get("filename", ""))), None)
+
+
 def _at(entry: dict) -> str:
-    frames = [each for each in entry.get("frames", []) if "torch" not in str(each.get("filename", ""))]
-    return f"; the others are at {frames[0]['filename']}:{frames[0]['line']}" if frames else ""
+    frame = own_frame(entry)
+    return f"; the others are at {frame['filename']}:{frame['line']}" if frame else ""

@@ -64,7 +64,9 @@ class Reading:
 
 
 @dataclass
-class _Log:
+class Log:
+    """One file of a job."""
+
     name: str
     rank: int | None
     lines: list[str]
@@ -84,6 +86,13 @@ class _Log:
     def text(self) -> str:
         return "\n".join(self.lines)
 
+    def telling(self) -> Iterator[tuple[int, str]]:
+        """The lines that speak of a failure, cause or echo: each its index, and the cause's name or its own words."""
+        for index, line in enumerate(self.lines):
+            cause = next((cause.name for cause in CAUSES if cause.match(line)), "")
+            if cause or EXCEPTION.match(line) or ECHOES.search(line):
+                yield index, cause or line.strip()
+
 
 def read(paths: list[Path]) -> Reading:
     """Name what a job died of.
@@ -93,6 +102,11 @@ def read(paths: list[Path]) -> Reading:
     Raises:
         OSError: one of them cannot be read.
     """
+    return judged(*left_by(paths))
+
+
+def left_by(paths: list[Path]) -> tuple[list[Log], dict[int | None, flight.Dump]]:
+    """Return the logs of a job, and its dumps by rank; arguments and errors are those of `read`."""
     files = [
         each for path in paths for each in ([path] if path.is_file() else sorted(path.rglob("*"))) if each.is_file()
     ]
@@ -103,7 +117,12 @@ def read(paths: list[Path]) -> Reading:
             named = re.search(r"(\d+)(?:\.\w+)?$", path.name)  # torch ends the name with the rank
             dumps[dump.rank if dump.rank is not None else int(named[1]) if named else None] = dump
         else:
-            logs.append(_Log(str(path), _rank_of(path), _tail(path)))
+            logs.append(Log(str(path), _rank_of(path), _tail(path)))
+    return logs, dumps
+
+
+def judged(logs: list[Log], dumps: dict[int | None, flight.Dump]) -> Reading:
+    """Name what a job died of that has left these."""
     return (
         _known_cause(logs)
         or _own_error(logs)
@@ -146,7 +165,7 @@ def _moment(*parts: str) -> datetime | None:
 # --- The cause in words ----------------------------------------------------------------------------
 
 
-def _matches(logs: list[_Log]) -> Iterator[tuple[Cause, _Log, int, re.Match]]:
+def _matches(logs: list[Log]) -> Iterator[tuple[Cause, Log, int, re.Match]]:
     for log in logs:
         for number, line in enumerate(log.lines):
             for cause in CAUSES:
@@ -155,7 +174,7 @@ def _matches(logs: list[_Log]) -> Iterator[tuple[Cause, _Log, int, re.Match]]:
                     break
 
 
-def _known_cause(logs: list[_Log]) -> Reading | None:
+def _known_cause(logs: list[Log]) -> Reading | None:
     found = list(_matches(logs))
     if not found:
         return None
@@ -176,15 +195,15 @@ def _known_cause(logs: list[_Log]) -> Reading | None:
 WEAK = {"worker-killed", "mismatched-calls", "world-size", "port-taken", "module-prefix", "versions-differ"}
 
 
-def _place(log: _Log, number: int) -> str:
+def _place(log: Log, number: int) -> str:
     return f"{log.name}:{number + 1}: {log.lines[number].strip()[:160]}"
 
 
-def _root_rank(logs: list[_Log]) -> int | None:
+def _root_rank(logs: list[Log]) -> int | None:
     return next((int(found[1]) for log in logs if (found := _ROOT.search(log.text))), None)
 
 
-def _own_error(logs: list[_Log]) -> Reading | None:
+def _own_error(logs: list[Log]) -> Reading | None:
     """An exception of the program's own, the earliest; not one that says that a peer is gone."""
     found = []
     for log in logs:
@@ -207,7 +226,7 @@ def _own_error(logs: list[_Log]) -> Reading | None:
     )
 
 
-def _course_report(logs: list[_Log]) -> Reading | None:
+def _course_report(logs: list[Log]) -> Reading | None:
     for log in logs:
         text = unfolded(log.text)
         for fault, rule in RULES:
@@ -219,7 +238,7 @@ def _course_report(logs: list[_Log]) -> Reading | None:
 # --- Only consequences -----------------------------------------------------------------------------
 
 
-def _laggard(logs: list[_Log], behind: flight.Behind | None) -> Reading | None:
+def _laggard(logs: list[Log], behind: flight.Behind | None) -> Reading | None:
     """Who did not come to a collective in which the others timed out?"""
     cure = "look at what this rank did before the call: a branch, fewer batches, an exception that was swallowed"
     if behind:
@@ -263,7 +282,7 @@ def _laggard(logs: list[_Log], behind: flight.Behind | None) -> Reading | None:
     return Reading("hang", rank, evidence, cure, f"{op} #{seq}")
 
 
-def _silent_rank(logs: list[_Log], log: _Log, number: int, cure: str) -> Reading:
+def _silent_rank(logs: list[Log], log: Log, number: int, cure: str) -> Reading:
     """Of ranks with a log each, the one that does not speak of a time-out, if it is one."""
     speak = {
         rank
@@ -279,7 +298,7 @@ def _silent_rank(logs: list[_Log], log: _Log, number: int, cure: str) -> Reading
     )
 
 
-def _died(logs: list[_Log]) -> Reading | None:
+def _died(logs: list[Log]) -> Reading | None:
     """A rank that ended without a word, as the launcher tells it."""
     for log in logs:
         patterns = (

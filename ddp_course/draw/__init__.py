@@ -25,6 +25,7 @@ from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, su
 from ddp_course.draw.ranks import all_reduce, collective_calls, processes
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
+from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions, drift, three_conditions
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split
@@ -35,6 +36,7 @@ from ddp_course.draw.training import data_parallel_step, losses, shards
 from ddp_course.draw.words import described
 
 __all__ = [
+    "Replay",
     "accumulation_step",
     "agents",
     "all_reduce",
@@ -90,6 +92,7 @@ __all__ = [
     "rank_colour",
     "rank_map",
     "rendezvous",
+    "replay",
     "resume_differences",
     "return_bands",
     "return_curves",

@@ -30,6 +30,7 @@ class Span:
     end_s: float
     lane: str  # one of LANES
     bytes: int | None = None  # payload of a collective, if the records tell
+    line: str = ""  # of the program, that called the collective, if that is known
 
 
 # --- Arithmetic on spans ---------------------------------------------------------------------------

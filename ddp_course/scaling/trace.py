@@ -10,8 +10,8 @@ all_reduces; so the lane "backward" holds the autograd nodes, and the rest of th
 GPU the spans are kernels, each in the lane of the stage that launched it: a launch is over long before its kernel.
 
 What they lack. A collective that a communication hook starts from a future's callback runs on a gloo thread that the
-profiler does not watch; torch's PowerSGD hook sends two of its three so. `launcher/recorder.py` sees all, but no
-times.
+profiler does not watch; torch's PowerSGD hook sends two of its three so. `launcher/recorder.py` sees all and knows the
+line that called each, but no times; so lines are matched to spans by the order of calls of one size.
 
 Left out on purpose: clocks of several machines, memory, and the operators inside a layer.
 Read next: `draw/timelines.py`, the picture; or torch/profiler/profiler.py.
@@ -24,8 +24,10 @@ import math
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,7 +35,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_course.groups import my_device
-from ddp_course.scaling.spans import Span
+from ddp_course.launcher.calls import Collective
+from ddp_course.launcher.interception import mark, recorded
+from ddp_course.scaling.spans import TALKING, Span
 
 STAGES = ("forward", "backward", "waiting", "optimizer")
 
@@ -126,10 +130,11 @@ def _collectives(events: list[Event]) -> Iterator[tuple[str, str, Event, int | N
         else:
             continue
         lane = "all-reduce" if op.replace("_", "") == "allreduce" else "other collective"
-        yield op, lane, event, _size(counts, kinds)
+        yield op, lane, event, payload_bytes(counts, kinds)
 
 
-def _size(counts: Sequence[int], kinds: Sequence[str]) -> int | None:
+def payload_bytes(counts: Sequence[int], kinds: Sequence[str]) -> int | None:
+    """Bytes of tensors with so many elements of these dtypes, as torch's records write them; None if they don't say."""
     sizes = [_ITEM_SIZE.get(kind.lower().removeprefix("c10::")) for kind in kinds]
     if not counts or len(counts) != len(sizes) or None in sizes:
         return None
@@ -146,6 +151,29 @@ def _correlation(event: Event) -> int | None:
 
 def _inside(at_us: float, marked: Event) -> bool:
     return marked["ts"] <= at_us <= marked["ts"] + marked["dur"]
+
+
+def with_lines(spans: Sequence[Span], calls: Sequence[Collective]) -> list[Span]:
+    """Add to each collective the line that called it, as far as it can be told.
+
+    Calls and spans of one payload belong together in order, if there are as many of the one as of the other. gloo runs
+    some calls as two, and the recorder keeps 100; those stay without a line.
+
+    Args:
+        spans: of one rank, ordered by start.
+        calls: of the same step of that rank, in order.
+    """
+    called, run = defaultdict(list), defaultdict(list)
+    for call in calls:
+        called[call.n_bytes].append(str(call.line or ""))
+    for index, span in enumerate(spans):
+        if span.lane in TALKING:
+            run[span.bytes or 0].append(index)
+    lines = {}
+    for size, places in run.items():
+        if len(places) == len(called[size]):
+            lines |= zip(places, called[size], strict=True)
+    return [replace(span, line=lines.get(index, "")) for index, span in enumerate(spans)]
 
 
 # --- Recording -------------------------------------------------------------------------------------
@@ -166,6 +194,7 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
     """Run `step` `warmup` times, then once under the profiler, and return this rank's spans.
 
     Times are on the machine's monotonic clock, so the ranks of one machine agree; `merge_ranks` makes them start at 0.
+    Switches the recorder of this process's collectives on, if it is not on already.
 
     Args:
         step: one training step, its parts marked by `stage`.
@@ -183,7 +212,9 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
     dist.barrier(group)
     with profile(activities=activities, record_shapes=True, acc_events=True) as recorder:
         readings_ns = [_read_clock() for _ in range(_CLOCK_READINGS)]
+        begin = mark()
         step()
+        calls = recorded(begin)
         if on_gpu:
             torch.cuda.synchronize()
         readings_ns.append(_read_clock())  # what begins later is not the step's
@@ -191,7 +222,7 @@ def record_trace(step: Callable[[], object], *, warmup: int = 2, group: dist.Pro
     events = [event for event in _exported(recorder) if event["ph"] == "X"]
     marks = sorted(event["ts"] for event in events if event["name"] == _MARK + "clock")
     of_step = [event for event in events if event["ts"] < marks[-1]]
-    return spans_of(of_step, clock_offset_s(readings_ns, marks))
+    return with_lines(spans_of(of_step, clock_offset_s(readings_ns, marks)), calls)
 
 
 def _read_clock() -> tuple[int, int]:

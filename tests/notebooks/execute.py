@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
 import re
@@ -22,9 +21,9 @@ import time
 from pathlib import Path
 
 import nbformat
+import oxipng
 from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal
-from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 CELL_LIMIT_S = 120
@@ -111,12 +110,7 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
 
 def _packed(picture: str) -> str:
     """Return the same pixels in fewer bytes."""
-    found = io.BytesIO()
-    image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    if image.mode == "RGBA" and image.getextrema()[3] == (255, 255):  # nothing shines through
-        image = image.convert("RGB")
-    image.save(found, "PNG", optimize=True)
-    return base64.b64encode(found.getvalue()).decode()
+    return base64.b64encode(oxipng.optimize_from_memory(base64.b64decode(picture), level=2)).decode()
 
 
 def _merge_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:

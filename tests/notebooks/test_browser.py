@@ -26,7 +26,7 @@ START_LIMIT_S, RUN_LIMIT_S = 90, 360
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def browser_path() -> str:
     found = [path for name in BROWSERS if (path := shutil.which(name))]
     if not found:

@@ -1,12 +1,16 @@
 """Do the profiler's records become the right spans, on one clock, with torch's DDP and with the course's?"""
 
+from dataclasses import replace
+
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import launch
+from ddp_course.launcher.calls import Collective
+from ddp_course.launcher.lines import Line
 from ddp_course.parallel import BucketedDDP
 from ddp_course.scaling import trace
-from ddp_course.scaling.spans import exposed_seconds, merge_ranks, overlapped_share, starts_inside_backward
+from ddp_course.scaling.spans import Span, exposed_seconds, merge_ranks, overlapped_share, starts_inside_backward
 from tests.scaling import trace_on_ranks as on_ranks
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,6 +72,34 @@ def test_payload_is_elements_times_size_and_unknown_stays_unknown():
 def test_the_offset_moves_every_span():
     first = min(trace.spans_of(CPU_STEP, offset_s=50.0), key=lambda span: span.start_s)
     assert first.start_s == pytest.approx(50.0001, abs=1e-9)
+
+
+def test_a_collective_gets_the_line_that_called_it_or_none_that_might_be_wrong():
+    def call(op, n_bytes, number):
+        line = Line("/somewhere/train.py", number, "step", "dist.it(x)")
+        return Collective(1, 1, op, "uint8", ((n_bytes,),), "", (0, 1), True, 0, line=line)
+
+    spans = [
+        Span("forward", 0.0, 1.0, "forward"),
+        Span("all_reduce", 1.0, 2.0, "all-reduce", 8),
+        Span("all_reduce", 1.5, 3.0, "all-reduce", 4),
+        Span("send", 2.0, 3.0, "other collective", 8),
+        Span("all_reduce", 3.0, 4.0, "all-reduce", 2),  # two of these for one call
+        Span("all_reduce", 3.5, 4.0, "all-reduce", 2),
+        Span("barrier", 4.0, 5.0, "other collective"),
+    ]
+    calls = [
+        ("all_reduce", 8, 11),
+        ("all_reduce", 4, 12),
+        ("send", 8, 13),
+        ("reduce_scatter", 2, 14),
+        ("barrier", 0, 15),
+    ]
+    lined = trace.with_lines(spans, [call(*each) for each in calls])
+    numbers = [11, 12, 13, None, None, 15]
+    said = ["", *(f"train.py, line {number}, in step: dist.it(x)" if number else "" for number in numbers)]
+    assert [span.line for span in lined] == said
+    assert [replace(span, line="") for span in lined] == spans
 
 
 def test_on_a_gpu_a_kernel_belongs_to_the_stage_that_launched_it():
@@ -133,6 +165,7 @@ def test_the_first_all_reduce_starts_while_backward_goes_on(gated):
 def test_the_buckets_carry_every_gradient_once(gated):
     for spans, _, payload in gated:
         assert sum(span.bytes for span in spans if span.lane == "all-reduce") == payload
+        assert all("dist.all_reduce(bucket" in span.line for span in spans if span.lane == "all-reduce")
 
 
 def test_every_lane_is_there_in_order_and_the_share_is_between_0_and_1(gated):
@@ -155,6 +188,8 @@ def test_what_is_reduced_after_backward_starts_after_it_and_hides_nothing(two_ra
         assert starts_inside_backward(spans) == [False] * 4
         assert [span.bytes for span in spans if span.lane == "all-reduce"] == [128, 32, 64, 16]
         assert overlapped_share(spans) == pytest.approx(0, abs=1e-9)
+        lines = {span.line.partition(", in ")[2] for span in spans if span.lane == "all-reduce"}
+        assert lines == {"step: dist.all_reduce(parameter.grad)"}
 
 
 def test_ranks_are_on_one_clock_to_a_millisecond(two_ranks):

@@ -70,6 +70,9 @@ def test_it_answers_what_people_look_for_and_is_not_large(site):
     assert "which ranks must call the" in text["docs/reference.html"] and "make grade" in text["docs/teach.html"]
     lesson = (site / "notebooks" / "04_collectives.html").read_text()
     assert 'href="../docs/glossary.html#term-collective"' in lesson
+    assert re.search(
+        '<iframe title="[^"]*rank 1 comes late: a replay of 4 ranks[^"]*" style="[^"]*" srcdoc="&lt;!doctype', lesson
+    )
     exercise = (site / "exercises/07_gradient_bucketing/07_gradient_bucketing.html").read_text()
     assert exercise.count("<summary>Hint</summary>") == 4
 

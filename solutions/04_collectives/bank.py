@@ -106,7 +106,7 @@ only rank 0 gets them | all | return the tensor, on every rank
         return =>     if rank == 0:\n        return
 a list of parts | all | torch.cat puts a list of tensors together
     torch.cat([part[:count] for part, count in zip(parts, counts)]) => parts
-padded to 16 rows, always | unequal empty dtype | pad to the largest number of rows among the ranks
+padded to 16 rows, always | unequal | pad to the largest number of rows among the ranks
     max(counts) => 16
 everything as a float | dtype | the dtype changed
     dtype=rows.dtype => dtype=torch.float32

@@ -732,7 +732,7 @@ WRONG = [
           "if parameter.requires_grad:", "if parameter.requires_grad and parameter.dim() > 1:"),
     wrong("06.3", "hooks that average twice for tied parameters", "tied", "a tied weight has two names",
           DDP_TIED_TWICE),
-    wrong("06.3", "frozen parameters get hooks", ALL, "a frozen parameter gets no gradient", DDP,
+    wrong("06.3", "frozen parameters get hooks", "start module tied", "a frozen parameter gets no gradient", DDP,
           "            if parameter.requires_grad:\n    ", "        "),
     wrong("06.3", "frozen parameters not broadcast", "start tied", "rank 0's parameters", DDP,
           "            dist.broadcast",

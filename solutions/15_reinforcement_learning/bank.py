@@ -227,7 +227,7 @@ WRONG = [
          "optimizer.zero_grad() first", ("    optimizer.zero_grad()\n", "")),
         ("a rank without rows goes home", "none", "a rank without rows must still enter",
          ("    log_prob", "    if not len(action):\n        return 0.0\n    log_prob"), 3.0),
-        ("the loss of this rank", "loss", "this is the mean over this rank's rows",
+        ("the loss of this rank", "loss none", "this is the mean over this rank's rows",
          ("return total / count", "return loss / max(1, len(action))")),
         ("no step", "equal unequal clip none", "nothing has", ("    optimizer.step()\n", "")),
     ]),

@@ -23,10 +23,10 @@ def act(function, case: list[float], rank: int, world_size: int) -> Any:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Two numbers of ranks, the second with fractions."""
+    """Two numbers of ranks, the second with fractions that no rounding keeps; and two ranks with one value."""
     three = [float(value) for value in sorted(rng.sample(range(2, 90), 3))]  # rank 0's is the least
-    others = [value + 0.25 for value in rng.sample(range(2, 90), rng.choice((2, 4)))]
-    return [Round(3, [("three", three)]), Round(len(others), [("others", others)])]
+    others = [value + rng.randrange(1, 256, 2) / 256 for value in rng.sample(range(2, 90), rng.choice((2, 4)))]
+    return [Round(3, [("three", three), ("equal", [*three[:2], three[0]])]), Round(len(others), [("others", others)])]
 
 
 def _slips(seen: Seen) -> Iterator[tuple[str, float]]:
@@ -74,7 +74,7 @@ TOTAL = exercise(
     rounds=rounds,
     checks={
         "sum": ("every rank has the sum", 1, total, "three"),
-        "others": ("another number of ranks, other numbers", 1, total, "others"),
+        "others": ("another number of ranks, other numbers, also equal ones", 1, total, "others equal"),
         "talk": ("the ranks talk", 1, talk, "three others"),
     },
 )

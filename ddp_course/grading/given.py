@@ -29,7 +29,8 @@ def solution(exercise: str) -> str:
     Raises:
         ValueError: there is no such exercise, or the course was given without solutions. RuntimeError: as `hint`.
     """
-    return _cell("solutions", exercise, "answer")
+    # nbgrader's marks of what it takes out are for the source alone.
+    return re.sub(r"(?m)^ *### (BEGIN|END) SOLUTION\n?", "", _cell("solutions", exercise, "answer"))
 
 
 def tried(exercise: str) -> bool:

@@ -28,7 +28,8 @@ def test_each_exercise_has_a_hint_and_a_solution_that_fills_its_answer_in(copy, 
         status, hint = said(capsys, "hint", exercise.id)
         assert status == 0 and len(hint) > 20 and hint[0] in hint[0].upper()
         status, solution = said(capsys, "solution", exercise.id, "--anyway")
-        assert status == 0 and exercise.function in solution and "NotImplementedError()" not in solution
+        assert status == 0 and exercise.function in solution
+        assert "NotImplementedError()" not in solution and " SOLUTION" not in solution
 
 
 def test_a_solution_is_shown_after_a_try_or_to_who_insists(copy, capsys):

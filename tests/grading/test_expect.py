@@ -64,6 +64,24 @@ def test_a_right_answer_passes():
     assert verdicts(right) == ["", "", ""]
 
 
+def test_an_error_costs_what_looks_at_its_run_and_earns_nothing_where_one_is_due():
+    def slips(case, rank):
+        if case == 1:
+            raise RuntimeError("a slip")
+        return case
+
+    def always(case, rank):
+        raise ValueError("no case")
+
+    two = exercise("99.3", "Two runs", "total", 2, act=act, checks={
+        "one": ("of one", 1, alike("one"), "one"), "ten": ("of ten", 1, alike("ten"), "ten"),
+    }, rounds=lambda rng: [Round(2, [("one", 1)]), Round(2, [("ten", 10)])])  # fmt: skip
+    found, _ = judged(two, lambda: Answer(slips, two, 5), seed=0)
+    assert [v.points for v in found] == [0, 1] and "a slip" in found[0].fault.report
+    found, _ = judged(SUM, lambda: Answer(always, SUM, 5), seed=0)
+    assert [v.points for v in found] == [0, 0, 0]
+
+
 def test_a_slip_is_named_and_the_rank_that_never_talked_is_found():
     own, _, none = verdicts(lambda case, rank: case)
     assert (own, none) == ("rank 0's alone", "0")

@@ -115,14 +115,15 @@ OVERHEADS = [Case(NO_OBSTACLE, 6), Case(NO_OBSTACLE, 1)]
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank saw of one step; times from its begin, but for that, which is on the machine's clock."""
+    """What one rank saw of one step; times from its begin, but for the last three."""
 
     seconds: float
     last_launch_s: float  # when the last rank launched the last bucket: all gradients are there
     busy_s: tuple[float, ...]  # of the link, for each bucket
     hidden_s: float  # of that, before the last launch
     finish_s: float  # from the last bucket's arrival to the step's end
-    real_s: tuple[float, ...]  # for each bucket, of the all_reduce that really ran
+    launches_s: tuple[float, ...] = ()  # on the machine's clock, as the next two: of each bucket, by the last rank
+    real_ends_s: tuple[float, ...] = ()  # of the all_reduces that really ran
     begin_s: float = 0.0
 
     @property
@@ -209,7 +210,8 @@ def timed_step(
     arrived_s = max(span.end_s + late_s for span, late_s in zip(spans, link.late_s(), strict=True))
     hidden_s = sum(max(0.0, min(span.end_s, last_s) - span.start_s) for span in spans)
     busy_s = tuple(span.end_s - span.start_s for span in spans)
-    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s, tuple(link.real_s()), start_s)
+    return Step(end_s - start_s, last_s - start_s, busy_s, hidden_s, end_s - arrived_s, tuple(link.launches()),
+                tuple(link.real_ends()), start_s)  # fmt: skip
 
 
 # --- What is made of it ----------------------------------------------------------------------------
@@ -244,10 +246,22 @@ def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
             for block, profile in zip(blocks, profiles, strict=True)
         )
         slowest = (max(block, key=lambda step: step.end_s) for block in blocks)
-        of_last_rank = [max(real) for block in blocks for real in zip(*(s.real_s for s in block), strict=True)]
-        own_s[case.layers * profiles[0].nbytes / LAYERS] = statistics.median(of_last_rank)
+        own_s[case.layers * profiles[0].nbytes / LAYERS] = statistics.median(map(own_seconds, blocks))
         ends_s += [step.finish_s - profile.optimizer_s for step, profile in zip(slowest, profiles, strict=True)]
     return [with_overheads(profile, late_s, max(0.0, statistics.median(ends_s)), own_s) for profile in profiles]
+
+
+def own_seconds(block: tuple[Step, ...]) -> float:
+    """The mean time of a block's real all_reduces, each since its last launch or since the one before it was done.
+
+    Done is what all ranks have. The mean, not the median: they wait for each other, so that their times add up.
+    """
+    taken_s, free_s = [], 0.0
+    for launch_s, *ends_s in zip(block[0].launches_s, *(step.real_ends_s for step in block), strict=True):
+        done_s = max(*ends_s, free_s)
+        taken_s.append(done_s - max(launch_s, free_s))
+        free_s = done_s
+    return statistics.fmean(taken_s)
 
 
 def predictions(profiles: list[Profile], case: Case, world_size: int) -> list[Prediction]:

@@ -190,19 +190,10 @@ class SimulatedLink:
             pairs = zip(self._real_ends_s[shown], self._timetable[shown], strict=True)
             return [max(0.0, real_end_s - span.end_s) for real_end_s, span in pairs]
 
-    def real_s(self) -> list[float]:
-        """How long the all_reduce of each message of `spans` really took on this rank.
-
-        Since its last rank's launch, or since the message before it was done: those under way share the machine.
-        Ask when none is under way.
-        """
+    def real_ends(self) -> list[float]:
+        """When the all_reduce of each message of `spans` was done for real on this rank; ask when none is under way."""
         with self._changed:
-            shown = slice(self._shown_from, len(self._timetable))
-            ends, launches, taken_s, free_s = self._real_ends_s[shown], self._launches[shown], [], 0.0
-            for real_end_s, launch_s in zip(ends, launches, strict=True):
-                taken_s.append(max(0.0, real_end_s - max(launch_s, free_s)))
-                free_s = max(free_s, real_end_s)
-            return taken_s
+            return self._real_ends_s[self._shown_from : len(self._timetable)]
 
     def clear(self) -> None:
         """Let `spans` and what goes with it begin with the next message; call it when none is under way."""

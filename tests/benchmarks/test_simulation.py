@@ -24,7 +24,7 @@ def ranks_with(seconds, last_launch_s=13.0, buckets=(3, 8), blocks=3):
         for place, (case, step_s) in enumerate(seconds.items()):
             count = buckets[place % 2]
             late_s = last_launch_s[place % 2] if isinstance(last_launch_s, tuple) else last_launch_s
-            step = Step(step_s, late_s, (1.0,) * count, count / 2, 1.25, real_s=(0.0,) * count)
+            step = Step(step_s, late_s, (1.0,) * count, count / 2, 1.25, (13.0,) * count, (13.0,) * count)
             steps[case] = [step] * (blocks - 1) + [replace(step, seconds=step_s * factor)]
         found.append(Found([PROFILE] * blocks, steps))
     return found
@@ -44,6 +44,11 @@ def test_overheads_are_by_how_much_buckets_without_an_obstacle_make_the_last_gra
     assert profile.busy_s_per_byte * profile.nbytes == pytest.approx(0.7)
     assert profile.finish_s == pytest.approx(0.25)
     assert simulation.plain_s(profile) == 14.0
+
+
+def test_all_reduces_that_wait_for_each_other_share_the_time_until_the_last_rank_has_them():
+    ranks = [Step(0, 0, (), 0, 0, (1.0, 1.5, 9.0), ends) for ends in ((3.0, 3.5, 10.0), (2.0, 5.0, 10.5))]
+    assert simulation.own_seconds(tuple(ranks)) == pytest.approx((2.0 + 2.0 + 1.5) / 3)
 
 
 def test_the_error_is_that_of_the_medians_and_its_limit_holds_for_either_sign():
@@ -79,9 +84,9 @@ def test_the_sweep_counts_sizes_between_the_predicted_and_the_measured_best():
 
 
 def test_all_that_can_be_hidden_is_all_but_the_last_bucket():
-    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.0, 1.0, real_s=())) == 0.0
-    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 8.0, 1.0, real_s=())) == pytest.approx(0.2)
-    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.5, 1.0, real_s=())) == 0.0
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.0, 1.0)) == 0.0
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 8.0, 1.0)) == pytest.approx(0.2)
+    assert simulation.unhidden(Step(20.0, 13.0, (1.0,) * 11, 10.5, 1.0)) == 0.0
     rows = simulation.overlap_rows("conv", ranks_with(dict.fromkeys(OVERLAP.values(), 15.0)), 2)
     # Half of 3 seconds, of which 2 could be hidden; and half of 8, of which 7 could.
     verdicts = [(t.measured, t.holds) for t in simulation.targets(rows)]

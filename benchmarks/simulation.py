@@ -236,8 +236,12 @@ def plain_s(profile: Profile) -> float:
 
 
 def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
-    """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks."""
-    profiles, late_s, ends_s, own_s = by_rank[0].profiles, {}, [], {}
+    """Return the blocks' profiles, each with the overheads that the cases without an obstacle show over all blocks.
+
+    But with its own block's all_reduces: where they take about as long as the link, now one is the longer and now the
+    other, which their medians would hide.
+    """
+    profiles, late_s, ends_s, own_s = by_rank[0].profiles, {}, [], [{} for _ in by_rank[0].profiles]
     for case in OVERHEADS:
         blocks = blocks_of(by_rank, case)
         buckets = len(blocks[0][0].busy_s) - 1  # after the last launch nothing of backward is left to be late
@@ -246,9 +250,11 @@ def with_measured_overheads(by_rank: list[Found]) -> list[Profile]:
             for block, profile in zip(blocks, profiles, strict=True)
         )
         slowest = (max(block, key=lambda step: step.end_s) for block in blocks)
-        own_s[case.layers * profiles[0].nbytes / LAYERS] = statistics.median(map(own_seconds, blocks))
+        for found, block in zip(own_s, blocks, strict=True):
+            found[case.layers * profiles[0].nbytes / LAYERS] = own_seconds(block)
         ends_s += [step.finish_s - profile.optimizer_s for step, profile in zip(slowest, profiles, strict=True)]
-    return [with_overheads(profile, late_s, max(0.0, statistics.median(ends_s)), own_s) for profile in profiles]
+    finish_s = max(0.0, statistics.median(ends_s))
+    return [with_overheads(profile, late_s, finish_s, own) for profile, own in zip(profiles, own_s, strict=True)]
 
 
 def own_seconds(block: tuple[Step, ...]) -> float:

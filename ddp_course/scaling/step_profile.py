@@ -47,7 +47,7 @@ class Profile:
 
     def own_seconds(self, nbytes: float) -> float:
         """Return what an all_reduce of `nbytes` takes on this machine; 0 where that has not been measured."""
-        return self.own_s + nbytes * self.own_s_per_byte
+        return max(0.0, self.own_s + nbytes * self.own_s_per_byte)
 
     @property
     def nbytes(self) -> int:
@@ -204,4 +204,4 @@ def with_overheads(
     if len(own_s) < 2:
         raise ValueError(f"expected the seconds of two sizes or more, found {len(own_s)}")
     per_byte, start = statistics.linear_regression(list(own_s), list(own_s.values()))
-    return replace(found, own_s=max(0.0, start), own_s_per_byte=max(0.0, per_byte))
+    return replace(found, own_s=start, own_s_per_byte=per_byte)

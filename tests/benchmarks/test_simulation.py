@@ -51,6 +51,18 @@ def test_all_reduces_that_wait_for_each_other_share_the_time_until_the_last_rank
     assert simulation.own_seconds(tuple(ranks)) == pytest.approx((2.0 + 2.0 + 1.5) / 3)
 
 
+def test_each_block_is_predicted_with_its_own_all_reduces():
+    found = ranks_with(dict.fromkeys(OVERHEADS, 20.0), last_launch_s=(13.0, 13.0))
+    for rank in found:
+        for case, buckets in zip(OVERHEADS, (3, 8), strict=True):
+            last = rank.steps[case][
+                -1
+            ]  # takes 2 s for each of its buckets, of whatever size, where the others take none
+            rank.steps[case][-1] = replace(last, real_ends_s=tuple(13.0 + 2 * (n + 1) for n in range(buckets)))
+    profiles = simulation.with_measured_overheads(found)
+    assert [profile.own_seconds(4 * 10**6) for profile in profiles] == pytest.approx([0.0, 0.0, 2.0])
+
+
 def test_the_error_is_that_of_the_medians_and_its_limit_holds_for_either_sign():
     found = ranks_with(dict.fromkeys(OVERHEADS, 14.0) | dict.fromkeys(simulation.CASES["mlp"], 10.0))
     rows = {row.key: row for row in simulation.step_rows("mlp", found, 2)}

@@ -176,8 +176,7 @@ class BucketedDDP(nn.Module):
             if bucket.waiting_for:
                 return
             if not bucket.launched:
-                as_view = self.gradient_as_bucket_view
-                bucket.launch(self._scale, as_view, self.process_group, self._comm)
+                bucket.launch(self._scale, self.gradient_as_bucket_view, self.process_group, self._comm)
 
     def _finish(self) -> None:
         """Called by autograd when backward has nothing left to compute: wait for the averages."""

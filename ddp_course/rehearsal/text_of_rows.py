@@ -22,6 +22,7 @@ from ddp_course.rehearsal.source import (
     words_in,
 )
 
+ROWS = re.compile(r"len\(\w+\)|\w+\.(size\(0\)|shape\[0\])")  # the number of a batch's rows
 DRAWS = frozenset(
     [
         *(
@@ -128,6 +129,28 @@ def mean_of_means(source: Source) -> Found:
             and _averages(source, call, names)
         ):
             yield hit, "each rank divides by its own count, and the quotients are averaged"
+    yield from _rows_for_targets(source)
+
+
+def _rows_for_targets(source: Source) -> Found:
+    """A loss with `ignore_index` is a mean over the targets that count, however many rows they are in."""
+    losses = {name for name, each in source.functions.items() if _ignores(each)}
+    losses |= {last_name(target) for each in source.all(ast.Assign) if _ignores(each.value) for target in each.targets}
+
+    def is_mean(node: ast.AST) -> bool:
+        return isinstance(node, ast.Call) and last_name(node) in losses and not {"sum", "none"} & words_in(node)
+
+    means = {last_name(t) for each in source.all(ast.Assign) if is_mean(each.value) for t in each.targets}
+    for node in source.all(ast.BinOp):
+        for mean, rows in ((node.left, node.right), (node.right, node.left)):
+            found = isinstance(node.op, ast.Mult) and ROWS.fullmatch(ast.unparse(rows))
+            if found and any(is_mean(each) or name_of(each) in means for each in ast.walk(mean)):
+                yield node, "the loss is a mean over the targets that are not ignored, and is weighted by rows"
+
+
+def _ignores(node: ast.AST) -> bool:
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call) and keyword(each, "ignore_index")]
+    return any(not {"sum", "none"} & words_in(call) for call in calls)
 
 
 def _mean_of_batches(source: Source, node: ast.AST) -> bool:

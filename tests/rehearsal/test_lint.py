@@ -133,6 +133,7 @@ SPOILT = [
     (ALONE, [("seed(0)", "seed(rank)"), ("        optimizer.step()", "        for p in net.parameters():\n            dist.all_reduce(p.grad)\n        optimizer.step()")], "different-start", "manual_seed(rank)"),
     (ALONE, [("net = torch", "net = DDP(torch"), ("4, 4)", "4, 4))"), ("    optimizer =", "    state = torch.load('last.pt')\n    first = state['epoch']\n    net.module.load_state_dict(state['net'])\n    optimizer =")], "inexact-resume", "load_state_dict"),
     (TRAINER, [("dist.all_reduce(seen)", "self.evaluate()\n            dist.all_reduce(seen)"), ("    def save(self)", STACKED)], "mean-of-means", "torch.stack(means)"),
+    (TRAINER, [("def run(", "criterion = torch.nn.CrossEntropyLoss(ignore_index=0)\n\n\ndef tell(net, x, y):\n    loss = criterion(net(x), y)\n    return loss.item() * y.size(0)\n\n\ndef run("), ("loss.item() * len(x)", "loss.item()")], "mean-of-means", "y.size(0)"),
     (TRAINER, [("torch.nn.Linear(4, 4)", "torch.nn.BatchNorm1d(4)"), ("batch_size=32", "batch_size=2")], "local-batchnorm", "BatchNorm1d"),
     (TRAINER, [(", num_workers=2", ""), ("        return self.x[i]", "        time.sleep(0.01)\n        return self.x[i]")], "slow-loading", "sleep"),  # fmt: skip
 ]  # fmt: skip

@@ -139,9 +139,10 @@ def enter_round(rank: int, world_size: int, store: dist.Store, timeout: timedelt
 
 
 def _missing(rank: int, world_size: int, missing: list[int], timeout_s: float) -> TimeoutError:
+    absent = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     return TimeoutError(
-        f"rank {rank}: waited {timeout_s:g} s for {world_size} ranks; missing: {', '.join(map(str, missing))}; were "
-        f"all {world_size} started, with the same WORLD_SIZE and the same rendezvous?"
+        f"rank {rank}: waited {timeout_s:g} s for {world_size} ranks; missing: {absent}; were all {world_size} "
+        "started, with the same WORLD_SIZE and the same rendezvous?"
     )
 
 

@@ -87,7 +87,7 @@ SENTENCES = (
     ("port-taken", r"(rank (?P<rank>\d+) of \d+ raised )?.*EADDRINUSE|[Aa]ddress already in use"),
     ("world-size-mismatch", r"expected world size \d+, rank (?P<rank>\d+) has \d+"),
     ("rendezvous-unreachable", r"rank (?P<rank>\d+): no store answered at [^\s;]+"),
-    ("rendezvous-unreachable", r"waited \S+ s for \d+ ranks; missing: (?P<rank>\d+)"),
+    ("rendezvous-unreachable", r"waited \S+ s for \d+ ranks; missing: (ranks? )?(?P<rank>\d+)"),
     ("rendezvous-unreachable", r"(rank (?P<rank>\d+) of \d+ raised \w+: )?The client socket has timed out after .*"),
     ("rendezvous-unreachable", r"waiting for clients\. \d+/\d+ clients joined"),
     ("rendezvous-unreachable", r"The connection to the C10d store has failed"),

@@ -104,9 +104,9 @@ def test_a_round_knows_nothing_of_the_one_before():
 def test_a_round_names_who_is_missing():
     store, _ = rendezvous.agent_store(3)
     store.set("ddp_course/round", "of-ranks-long-gone")
-    with pytest.raises(TimeoutError, match=r"rank 0: waited 0.3 s for 3 ranks; missing: 1, 2;"):
+    with pytest.raises(TimeoutError, match=r"rank 0: waited 0.3 s for 3 ranks; missing: ranks 1, 2;"):
         rendezvous.enter_round(0, 3, store, timedelta(seconds=0.3))
-    with pytest.raises(TimeoutError, match=r"rank 2: waited 0.3 s for 3 ranks; missing: 0;"):
+    with pytest.raises(TimeoutError, match=r"rank 2: waited 0.3 s for 3 ranks; missing: rank 0;"):
         rendezvous.enter_round(2, 3, store, timedelta(seconds=0.3))
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import legend, name_axes, page, plain_axes
-from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, RANK_COLOURS, WIDTH, rank_colour
 
 CONDITIONS = ("same start", "same gradient", "same step", "same replicas")
@@ -55,11 +55,12 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = CON
         label(ax, 0.12, y + row / 2, run, align="left", bold=True)
         for place, difference in enumerate(differences):
             equal = difference == 0
-            text = "equal" if equal else f"{difference:.1g} apart"
+            text = "equal" if equal else f"{difference:.2g} apart"
             colour = rank_colour(2) if equal else ALARM
             x = left + column * place
             box(ax, x, y + 0.08, column - 0.12, row - 0.16, text, colour=colour, ink=INK if equal else ALARM)
     ax.plot([left + column * (len(columns) - 1) - 0.06] * 2, [0.08, height - 0.12], color=MUTED, linewidth=1.2)
+    finding(ax, "The first red box of a row is the condition that broke")
     return figure
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import chart, legend, name_axes
-from ddp_course.draw.shapes import arrow, box, canvas, label, number
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
 from ddp_course.draw.style import HEADING, INK, LABEL, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 STYLES = ("o-", "s--", "^:", "D-.")
@@ -31,8 +31,9 @@ def combined_statistics(
         shown = "  ".join(number(float(value)) for value in values[:4]) + ("  ..." if len(values) > 4 else "")
         kept.append(shown or "no rows")
     columns = ("rows of one channel", "what each rank sends", "all ranks compute")
-    return _one_result(columns, kept, [_lines(("mean", "spread", "count"), values) for values in local],
-                       _lines(("mean", "variance", "count"), whole))  # fmt: skip
+    sent = [_lines(("mean", "spread", "count"), values) for values in local]
+    title = "Three numbers from each rank give the mean and variance of all rows"
+    return _one_result(title, columns, kept, sent, _lines(("mean", "variance", "count"), whole))
 
 
 def backward_sums(counts: Sequence[int], local: Sequence[Sequence[float]], whole: Sequence[float]) -> Figure:
@@ -47,20 +48,21 @@ def backward_sums(counts: Sequence[int], local: Sequence[Sequence[float]], whole
     kept = [f"{count} row{'s' * (count != 1)}" for count in counts]
     sums = [_lines(("sum of dy", "sum of dy * n"), values) for values in local]
     means = _lines(("mean(dy)", "mean(dy * n)"), whole)
-    return _one_result(columns, kept, sums, f"both sums, divided\nby {sum(counts)} rows:\n{means}")
+    title = "Two numbers from each rank are enough for the gradient of every row"
+    return _one_result(title, columns, kept, sums, f"both sums, divided\nby {sum(counts)} rows:\n{means}")
 
 
 def _lines(names: Sequence[str], values: Sequence[float]) -> str:
     return "\n".join(f"{name} {number(float(value))}" for name, value in zip(names, values, strict=True))
 
 
-def _one_result(columns: Sequence[str], kept: Sequence[str], sent: Sequence[str], result: str) -> Figure:
+def _one_result(title: str, columns: Sequence[str], kept: Sequence[str], sent: Sequence[str], result: str) -> Figure:
     """A row for each rank: what it keeps, and what it sends; on the right what all ranks make of that."""
     step, top = 0.92, 0.5
     height = top + step * len(kept) + 0.1
     figure, ax = canvas(height)
-    for x, title in zip((1.6, 4.45, 7.0), columns, strict=True):
-        label(ax, x, height - 0.26, title, size=LABEL, bold=True)
+    for x, heading in zip((1.6, 4.45, 7.0), columns, strict=True):
+        label(ax, x, height - 0.26, heading, size=LABEL, bold=True)
     middle = (height - top) / 2
     for rank, (own, numbers) in enumerate(zip(kept, sent, strict=True)):
         y, colour = height - top - step * (rank + 0.5), rank_colour(rank)
@@ -69,6 +71,7 @@ def _one_result(columns: Sequence[str], kept: Sequence[str], sent: Sequence[str]
         arrow(ax, (3.13, y), (3.52, y), colour=colour)
         arrow(ax, (5.38, y), (6.07, middle), colour=colour)
     box(ax, 6.1, middle - 0.48, WIDTH - 6.2, 0.96, result, colour=SHARED, size=SMALL, bold=True)
+    finding(ax, title)
     return figure
 
 

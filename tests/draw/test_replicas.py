@@ -18,7 +18,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 
 def test_only_an_exact_zero_is_called_equal():
     texts = draw.texts_of(conditions(RUNS))
-    assert texts.count("equal") == 6 and texts.count("0.2 apart") == 2
+    assert texts.count("equal") == 6 and texts.count("0.25 apart") == 2
     assert "1e-17 apart" in draw.texts_of(conditions({"nearly": [1e-17]}, columns=["start"]))
 
 

@@ -17,7 +17,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         backward_sums([6, 5, 1, 0], [(-1234.567, 1234.567)] * 4, (-1234.567, 1234.567)),
         statistics_noise([2, 4, 8], {"mean": [0.7, 0.5, 0.3], "variance": [1.4, 0.9, 0.5]}, "spread"),
     )
-    readable(pictures)
+    readable(pictures, most_bytes=64_000)
 
 
 def test_every_number_is_in_the_picture():

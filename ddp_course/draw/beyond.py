@@ -116,14 +116,14 @@ def memory_bars(
         handles.append(ax.axvline(limit / size, color=ALARM, lw=1.6, ls="--", label="may be filled"))
         # One strategy that needs twenty times the memory would squeeze all others to nothing.
         longest = min(longest, 3 * limit / size)
-        _name_cut_bars(ax, totals, longest, unit)
+        _name_ends(ax, totals, longest, unit)
     if measured is not None:
         peaks = [each / size for each in measured]
         handles += ax.plot(peaks, range(len(rows)), "|", ms=17, mew=2.4, color=INK, label="measured peak")
         longest = 1.08 * max(longest, *peaks)
         for line, (peak, total) in enumerate(zip(peaks, totals, strict=True)):
             ax.text(max(peak, total) + 0.01 * longest, line, f"{peak:.1f}", va="center", fontsize=SMALL, color=INK)
-    ax.set(xlim=(0, longest * 1.04), yticks=range(len(rows)), yticklabels=[name for name, _ in rows])
+    ax.set(xlim=(0, longest * 1.05), yticks=range(len(rows)), yticklabels=[name for name, _ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"{unit} on one rank", fontsize=LABEL)
@@ -158,12 +158,12 @@ def _stack(ax: Axes, bars: Sequence[Mapping[str, float]], size: float) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
 
 
-def _name_cut_bars(ax: Axes, totals: Sequence[float], longest: float, unit: str) -> None:
-    """Write the length of each bar that ends beyond the picture."""
+def _name_ends(ax: Axes, totals: Sequence[float], longest: float, unit: str) -> None:
+    """Write the length of each bar: behind its end, or before the edge if it ends beyond the picture."""
     for line, total in enumerate(totals):
-        if total > longest * 1.02:
-            words = f"{total:.0f} {unit} →"
-            ax.text(longest * 0.99, line, words, ha="right", va="center", fontsize=SMALL, color=INK)
+        cut = total > longest * 1.02
+        words, x = (f"{total:.0f} {unit} →", 0.99 * longest) if cut else (f"{total:.0f}", total + 0.007 * longest)
+        ax.text(x, line, words, ha="right" if cut else "left", va="center", fontsize=SMALL, color=INK)
 
 
 def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:

@@ -79,6 +79,7 @@ def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str =
     for place, (name, losses) in enumerate(curves.items()):
         points, colour = range(1, len(losses) + 1), rank_colour(place)
         ax.plot(points, losses, "o-", color=colour, linewidth=1.8, markersize=4, label=name)
+    ax.set_ylim(bottom=0)
     name_axes(ax, unit, "training loss")
     headline(ax, title)
     legend_beside(ax)  # curves go everywhere

@@ -79,6 +79,7 @@ def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str =
     for place, (name, losses) in enumerate(curves.items()):
         points, colour = range(1, len(losses) + 1), rank_colour(place)
         ax.plot(points, losses, "o-", color=colour, linewidth=1.8, markersize=4, label=name)
+    ax.set_ylim(bottom=0)
     name_axes(ax, unit, "training loss")
     headline(ax, title)
     legend_beside(ax)  # curves go everywhere
@@ -93,21 +94,21 @@ def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Fig
         traffic: bytes "out: ..." of the master and "in: ..." to it, as `DataParallel.traffic` counts them.
         rank_bytes: of all gradients; a ring sums them.
     """
-    entries = [f"{kind}: {_size(number)}" for kind, number in traffic.items() if number]
-    base = 0.24 * max(len(entries), 2) + 0.2
+    sent = 2 * (replicas - 1) * rank_bytes // replicas  # in a ring
+    master = ["all devices together", *(f"{kind}: {_size(number)}" for kind, number in traffic.items() if number)]
+    rank = ["each rank", f"out: {_size(sent)}", f"in: {_size(sent)}"]
+    base = 0.24 * max(len(master), len(rank)) + 0.2
     figure, ax = canvas(base + 2.95)
     half = WIDTH / 2
     label(ax, half / 2, base + 2.72, "DataParallel: one process", bold=True)
     label(ax, half * 1.5, base + 2.72, f"DDP: {replicas} processes", bold=True)
     _with_master(ax, base, half - 0.3, replicas)
     _without_master(ax, half + 0.2, base, half - 0.3, replicas)
-    for place, entry in enumerate(entries):
-        label(ax, 0.15, base - 0.2 - 0.24 * place, entry, size=SMALL, align="left")
-    sent = 2 * (replicas - 1) * rank_bytes // replicas  # in a ring
-    for place, way in enumerate(("out", "in")):
-        label(ax, half + 0.25, base - 0.2 - 0.24 * place, f"{way}, each rank: {_size(sent)}", size=SMALL, align="left")
+    for x, entries in ((0.15, master), (half + 0.25, rank)):
+        for place, entry in enumerate(entries):
+            label(ax, x, base - 0.2 - 0.24 * place, entry, size=SMALL, align="left", bold=place == 0)
     through = _size(sum(traffic.values()))
-    finding(ax, f"{through} pass through the master in a step, {_size(2 * sent)} through each rank of DDP")
+    finding(ax, f"In a step {through} pass through the master, but only {_size(2 * sent)} through a rank of DDP")
     return figure
 
 
@@ -120,6 +121,7 @@ def _with_master(ax: Axes, base: float, wide: float, replicas: int) -> None:
         box(ax, x - column / 2 + 0.04, base + 0.12, column - 0.08, 0.5, f"replica\n{rank}", colour=colour, size=SMALL)
         if rank == 0:  # on the master itself: nothing travels
             ax.plot((x, x), (base + 0.64, base + 1.6), color=colour, linewidth=1.4, linestyle=":")
+            label(ax, x + 0.05, base + 1.12, "same\nmemory", size=SMALL, align="left")
             continue
         arrow(ax, (x - 0.1, base + 1.6), (x - 0.1, base + 0.64), colour=colour)
         arrow(ax, (x + 0.1, base + 0.64), (x + 0.1, base + 1.6), colour=colour)

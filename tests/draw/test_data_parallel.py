@@ -61,21 +61,24 @@ def test_the_noise_is_held_against_the_root_of_the_batch_size():
 
 def test_the_flows_list_every_byte_that_travelled():
     texts = draw.texts_of(two_flows(3, TRAFFIC, 1_234_567))
-    assert texts[-7:] == [
+    assert texts[-9:] == [
+        "all devices together",
         "out: inputs: 6.14 kB",
         "out: parameters: 1.23 MB",
         "in: outputs: 999 B",
         "out: output gradients: 999 B",
         "in: parameter gradients: 123 MB",
-        "out, each rank: 1.65 MB",
-        "in, each rank: 1.65 MB",
+        "each rank",
+        "out: 1.65 MB",
+        "in: 1.65 MB",
     ]
     assert [text for text in texts if text.startswith("rank")] == ["rank 0", "rank 1", "rank 2"]
 
 
 def test_curves_and_bars_show_what_they_were_given():
-    lines = loss_curves({"a": [2.0, 1.0]}, 2.5).axes[0].lines
-    assert [list(line.get_ydata()) for line in lines] == [[2.5, 2.5], [2.0, 1.0]]
+    curves = loss_curves({"a": [2.0, 1.0]}, 2.5).axes[0]
+    assert [list(line.get_ydata()) for line in curves.lines] == [[2.5, 2.5], [2.0, 1.0]]
+    assert curves.get_ylim()[0] == 0
     bars = quantities({"a": 2.0, "b": 1.0}, "MB")
     one, two = (bar.get_width() for bar in bars.axes[0].patches)
     assert one == pytest.approx(2 * two)
@@ -101,4 +104,4 @@ def test_titles_state_what_the_numbers_show():
         "is not the gradient of the batch"
     )
     assert "16 times the rows" in draw.texts_of(gradient_noise([4, 16, 64], [4.0, 2.1, 1.0]))[0]
-    assert draw.texts_of(two_flows(2, {"out: inputs": 2_000}, 1_000))[0].startswith("2 kB pass through the master")
+    assert draw.texts_of(two_flows(2, {"out: inputs": 2_000}, 1_000))[0].startswith("In a step 2 kB pass through the master")

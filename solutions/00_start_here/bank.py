@@ -216,6 +216,7 @@ WRONG = [
         ("mean", "sum others", "this is the mean", ("total.item()", "total.item() / world_size")),
         ("largest", "sum others", "this is the largest value",
          ("(total)\n    return", "(total, op=dist.ReduceOp.MAX)\n    return")),
+        ("a list of one number", "sum others", "return one number", ("total.item()", "[total.item()]")),
         ("reduced twice", "sum others", "reduced twice", ("    return", "    dist.all_reduce(total)\n    return")),
         ("whole numbers", "others", "the fractions are lost", ("torch.tensor(value)", "torch.tensor(int(value))")),
         ("two decimal places", "others", "some values are missing", ("total.item()", "round(total.item(), 2)")),

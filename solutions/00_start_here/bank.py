@@ -247,6 +247,10 @@ WRONG = [
         ("parameters only", "hidden", "a buffer is not", ("model.state_dict().values()", "model.parameters()")),
         ("with a tolerance", "hidden", "the difference is the last bit",
          ("torch.equal(low, high)", "torch.allclose(low, high)")),
+        ("in float32", "hidden", "in its own dtype", ("tensor.double()", "tensor.float()")),
+        ("one dtype for all", "hidden", "a whole number differs that no float32 holds", ("tensor.double()", "tensor")),
+        ("gradients turned off for good", "kept", "or its mode",
+         ("    low,", "    model.requires_grad_(False)\n    low,")),
     ]),
     *spoilt("00.2", EQUAL_BROADCAST, [
         ("ranks do not agree", "different hidden", "the ranks do not agree",

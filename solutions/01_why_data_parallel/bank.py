@@ -194,6 +194,8 @@ WRONG = [
         ("sum of the gradients", ALL, "each has to be weighed by its rows / all rows",
          ("n / sum(rows) * gradient", "gradient")),
         ("returns nothing", ALL, "returns nothing", ("return total", "total")),
+        ("a gradient of zeros is taken for none", "unequal", "the weight of a shard is its rows",
+         ("    total =", "    rows = [n if n and g.any() else 0 for g, n in zip(gradients, rows)]\n    total =")),
     ]),
     Wrong("01.2", "mean of means", EXACT_PLAIN_MEAN, ("unequal", "empty", "ranks"),
           "this is the plain mean of the shards' gradients"),

@@ -89,6 +89,7 @@ def exact_gradient(rank, world_size, model, x, y):
     rows = torch.tensor(len(x))
     dist.all_reduce(rows)
     loss = (model(x) - y).pow(2).sum() / rows
+    model.zero_grad()
     loss.backward()
     for parameter in reversed(list(model.parameters())):
         dist.reduce(parameter.grad, dst=0)
@@ -98,6 +99,7 @@ def exact_gradient(rank, world_size, model, x, y):
 
 EXACT_PLAIN_MEAN = """
 def exact_gradient(rank, world_size, model, x, y):
+    model.zero_grad()
     if len(x):
         (model(x) - y).square().mean().backward()
     else:
@@ -207,6 +209,9 @@ WRONG = [
     ]),
     *spoilt("01.2", EXACT, [
         ("the rank's own", ALL, "this is the rank's own gradient", ("    dist.all_reduce(flat)\n", "")),
+        (".grad is not cleared", "equal unequal empty ranks", "the first call's gradient is still in .grad",
+         ("gradients = torch.autograd.grad(loss, list(model.parameters()))",
+          "loss.backward()\n    gradients = [p.grad for p in model.parameters()]")),
         ("divided by its own rows", "equal unequal empty ranks", "divided by this rank's own rows",
          ("/ flat[-1]", "/ max(1, len(x))")),
         ("divided by the ranks as well", "equal unequal empty ranks", "divided by the number of ranks once too often",

@@ -51,6 +51,8 @@ flattened and put together again
 SCATTER_WRONG = r"""
 as even as possible | uneven few | all chunks but the last have rows / devices rows, rounded up
     batch.chunk(n) => batch.tensor_split(n)
+a tuple of chunks | tensor uneven few | return a list
+    return list(batch.chunk(n)) => return batch.chunk(n)
 tensors only | few nested kept | a tuple, a list or a dictionary has no rows itself
     def scatter(batch, n):
         return list(batch.chunk(n))

@@ -149,6 +149,18 @@ started and joined in one loop | together | join them when all have started
         [t.start() for t in threads]\n    [t.join() for t in threads]\n =>     for t in threads:
             t.start()
             t.join()\n
+a new error of the kind | error | raise the replica's own error again
+    raise errors[0] => raise type(errors[0])(*errors[0].args)
+results are kept by replica | arguments | one replica is in the list twice
+    [None] * len(replicas) => {}
+    results[i] = => results[replicas[i]] =
+    return results => return [results[replica] for replica in replicas]
+None is dropped | error | None is a result
+    return results => return [result for result in results if result is not None]
+the first one in the caller's thread | together | the caller's own thread
+    [t.start() for t in threads] => [t.start() for t in threads[1:]]
+        run(0)
+    [t.join() for t in threads] => [t.join() for t in threads[1:]]
 errors swallowed | error | an error in a thread ends only the thread
         if errors:\n        raise errors[0]\n =>
 another error | error | raise the replica's own error again

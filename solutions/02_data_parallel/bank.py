@@ -218,6 +218,31 @@ REPLICATE_WRONG = r"""
 deep copies | home awkward | nothing came home
     def replicate(model, count):
         return [copy.deepcopy(model) for _ in range(count)]
+hooks that add to .grad | home awkward | a hook is no step of autograd
+    def replicate(model, count):
+        def home(parameter):
+            def hook(gradient):
+                parameter.grad = parameter.grad + gradient
+            return hook
+
+        replicas = [copy.deepcopy(model) for _ in range(count)]
+        for replica in replicas:
+            for mine, parameter in zip(replica.parameters(), model.parameters()):
+                if parameter.requires_grad:
+                    mine.register_hook(home(parameter))
+        return replicas
+the replicas of the first call | outputs home awkward | the model's weights and buffers
+    return [one => return vars(model).setdefault("made", [one
+    range(count)] => range(count)])
+weights and biases only | home awkward | only some replicas' gradients came home
+    def replicate(model, count):
+        replicas = [model] + [copy.deepcopy(model) for _ in range(count - 1)]
+        for replica in replicas[1:]:
+            for mine, module in zip(replica.modules(), model.modules()):
+                for name in {"weight", "bias"} & {*mine._parameters}:
+                    parameter = mine._parameters.pop(name)
+                    setattr(mine, name, None if parameter is None else getattr(module, name).clone())
+        return replicas
 the model itself | memory | their weights must be copies
     def replicate(model, count):
         return [model] * count
@@ -228,7 +253,7 @@ a layer without a bias | all | NoneType
     None if parameter is None else clones => clones
 detached | home awkward | cut that tie
     parameter.clone() => parameter.detach().clone()
-changes the model | memory | the model was changed
+changes the model | all | the model was changed
     copy.copy(module)\n    replica.__dict__ = dict(module.__dict__) => module\n    params = dict(module._parameters)
     replica._parameters = {} => module._parameters.clear()
     in module._parameters.items() => in params.items()

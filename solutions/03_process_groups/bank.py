@@ -103,6 +103,14 @@ assertions | bad | python -O leaves assertions out
     if not 0 <= rank < world_size:\n        raise ValueError(f"RANK => assert 0 <= rank < world_size, (f"RANK
 a message that names nothing | missing | the message does not name RANK
     f"{name} is not set" => "a variable is not set"
+all four are named | missing | the message does not name WORLD_SIZE
+    f"{name} is not set" => "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
+int()'s own words | bad | the message does not name RANK
+    raise ValueError(f"{name}={environ[name]!r} is not a whole number") from None => raise
+negative local ranks pass | bad | the value was used without a look at it
+    0 <= local_rank < per_node => local_rank < per_node
+a float | one many | divide by //
+    rank // per_node, device => rank / per_node, device
 negative ranks pass | bad | the value was used without a look at it
     0 <= rank < world_size => rank < world_size
 reads os.environ | all | it is to read the dictionary it is given

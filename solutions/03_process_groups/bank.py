@@ -169,8 +169,8 @@ FileStore, functions imported by name, all_gather
     def join_and_sum(rank, world_size, path, value):
         store = FileStore(str(path), world_size)
         init_process_group(backend="gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=1))
-        mine = torch.tensor([float(value)])
-        everyone = [torch.zeros(1) for _ in range(world_size)]
+        mine = torch.tensor([value])
+        everyone = [torch.zeros_like(mine) for _ in range(world_size)]
         all_gather(everyone, mine)
         barrier()
         destroy_process_group()
@@ -180,7 +180,7 @@ reduce, then broadcast
         dist.init_process_group(init_method="file://" + path, rank=rank, world_size=world_size, backend="gloo",
                                 timeout=timedelta(seconds=5))
         try:
-            total = torch.tensor(float(value))
+            total = torch.tensor(value)
             dist.reduce(total, dst=0)
             work = dist.broadcast(total, src=0, async_op=True)
             work.wait()
@@ -201,6 +201,10 @@ returns what all_reduce returns | sum | in place and returns None
     total.item() => total
 mean | sum | this is the mean
     return total.item() => return total.item() / world_size
+no backend | group | give init_process_group "gloo"
+    "gloo", init => init
+in float32 | sum | right to six digits
+    torch.tensor(value) => torch.tensor(float(value))
 largest | sum | must be ReduceOp.SUM
     all_reduce(total) => all_reduce(total, op=dist.ReduceOp.MAX)
 reduce to rank 0 | sum | reduce

@@ -279,7 +279,7 @@ coalesced calls
 new_subgroups
     def node_sum(rank, world_size, ranks_per_node, value):
         group, _ = dist.new_subgroups(ranks_per_node)
-        total = torch.tensor([float(value)])
+        total = torch.tensor([value])
         dist.all_reduce(total, group=group)
         return total
 all groups first, asynchronous
@@ -306,6 +306,15 @@ only leaders make groups | all | every rank must call it for every group
         for first
 no group in the call | nodes shapes inside | the sum over all ranks
     , group=mine =>
+a barrier of the whole job | inside | all nodes talk and wait for each other
+        return total =>     dist.barrier()
+        return total
+another way for other nodes | inside | all nodes talk and wait for each other
+    total = torch.tensor(value) => total = torch.tensor(value)
+        if ranks_per_node != 2:
+            everyone = [None] * world_size
+            dist.all_gather_object(everyone, value)
+            return sum(everyone[i] for i in dist.get_process_group_ranks(mine))
 every other rank | nodes shapes inside | a node's ranks are neighbours
     range(0, world_size, ranks_per_node) => range(world_size // ranks_per_node)
     range(first, first + ranks_per_node) => range(first, world_size, world_size // ranks_per_node)

@@ -454,7 +454,7 @@ MAX against the zeros of the others: a leader's negative value is lost
             group = dist.new_group(members)
             if rank in members:
                 mine, leader = group, first
-        message = torch.tensor(float(value) if rank == leader else 0.0)
+        message = torch.tensor(value if rank == leader else 0).double()
         dist.all_reduce(message, op=dist.ReduceOp.MAX, group=mine)
         return message.item()
 """,

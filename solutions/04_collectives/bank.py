@@ -96,6 +96,22 @@ leaves the padding in | unequal empty dtype | rows of padding are left in
     part[:count] => part
 takes rows of zeros for padding | equal unequal empty | padding cannot be told by its values
     part[:count] => part[part.any(dim=1)]
+takes rows of -1 for padding | unequal empty | padding cannot be told by its values
+    part[:count] => part[:count][(part[:count] != -1).any(dim=1)]
+numbers of rows in a byte | unequal | cut each part by its own
+    dtype=torch.int64 => dtype=torch.uint8
+    torch.tensor([rows.shape[0]]) => torch.tensor([rows.shape[0] % 256], dtype=torch.uint8)
+    padded[: len(rows)] = rows => padded[: len(rows)] = rows[: len(padded)]
+pickled by hand | all | this exercise is to write what it does
+    def gather_rows(rank, world_size, rows):
+        import pickle
+        mine = torch.frombuffer(bytearray(pickle.dumps(rows)), dtype=torch.uint8)
+        sizes = torch.zeros(world_size, dtype=torch.int64)
+        dist.all_gather_into_tensor(sizes, torch.tensor([len(mine)]))
+        padded = torch.nn.functional.pad(mine, (0, int(sizes.max()) - len(mine)))
+        parts = [torch.empty_like(padded) for _ in range(world_size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([pickle.loads(bytes(part[:size].tolist())) for part, size in zip(parts, sizes)])
 cuts by its own number of rows | unequal empty dtype | cut to this rank's own number of rows
     part[:count] => part[: len(rows)]
 its own rows first | all | the rows of rank 0 come first

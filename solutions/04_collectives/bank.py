@@ -229,7 +229,7 @@ leftwards, batched, chunks cut by hand
 """
 
 RING_WRONG = r"""
-whole tensors go round | bytes bits | whole tensors go round
+whole tensors go round | bytes bits shapes | whole tensors go round
     def ring_all_reduce(rank, world_size, tensor):
         passing = tensor.clone().contiguous()
         for _ in range(world_size - 1):
@@ -237,7 +237,7 @@ whole tensors go round | bytes bits | whole tensors go round
             collectives.exchange([(passing, (rank + 1) % world_size)], [(arrived, (rank - 1) % world_size)])
             tensor += arrived
             passing = arrived
-a star | neighbours bytes | where all talk with rank 0, it is a star
+a star | neighbours bytes shapes | where all talk with rank 0, it is a star
     def ring_all_reduce(rank, world_size, tensor):
         flat = tensor.contiguous()
         if rank > 0:
@@ -251,7 +251,7 @@ a star | neighbours bytes | where all talk with rank 0, it is a star
             for peer in range(1, world_size):
                 dist.send(flat, dst=peer)
         tensor.copy_(flat)
-a chain there and back | bytes | some ranks hand out whole tensors
+a chain there and back | bytes shapes | some ranks hand out whole tensors
     def ring_all_reduce(rank, world_size, tensor):
         flat = tensor.contiguous()
         box = torch.empty_like(flat)
@@ -297,6 +297,14 @@ reshape, and nothing copied back | shapes | give a copy of it, not a view
 returns the sum | sum bits sizes shapes | the sum is in what the function returns
     tensor.contiguous() => tensor.clone().contiguous()
     tensor.copy_(flat.view_as(tensor)) => return flat.view_as(tensor)
+half precision travels as float32 | shapes | the messages are larger than a chunk
+    tensor.contiguous() => (tensor.float() if tensor.dtype == torch.float16 else tensor).contiguous()
+chunks of whole rows | shapes | the messages are larger than a chunk
+    flat.tensor_split => flat.view(tensor.shape or 1).tensor_split
+    tensor.contiguous() => tensor.clone(memory_format=torch.contiguous_format)
+new memory in the place of the old | sum bits sizes shapes | nothing was written into the tensor
+    tensor.contiguous() => tensor.clone(memory_format=torch.contiguous_format)
+    tensor.copy_(flat.view_as(tensor)) => tensor.data = flat.view_as(tensor)
 inboxes of float32 | shapes | in the tensor's own dtype
     torch.empty_like(theirs) => torch.empty(theirs.shape)
 sums in float32 | shapes | rounded on the way

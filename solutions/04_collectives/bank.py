@@ -474,6 +474,13 @@ leaders carry everything | between shapes | whole tensors cross
     dist.all_gather_into_tensor(tensor, part, group=node) => dist.broadcast(tensor, group_src=0, group=node)
 the node alone | sum between shapes | this is the sum of the node alone
         dist.all_reduce(part, group=peers)\n =>
+a barrier of the whole job | inside shapes | make two kinds of groups
+        dist.all_reduce =>     dist.barrier()
+        dist.all_reduce
+parts that the nodes must divide | all | outputShape
+    dist.all_reduce(part, group=peers) => share = part.new_empty(len(part) * ranks_per_node // world_size)
+        dist.reduce_scatter_tensor(share, part, group=peers)
+        dist.all_gather_into_tensor(part, share, group=peers)
 nothing gathered | sum shapes | only this rank's part is right
     dist.all_gather_into_tensor(tensor, part, group=node) => tensor.copy_(part.repeat(ranks_per_node))
 a copy of the tensor | sum shapes | the sum is in what the function returns

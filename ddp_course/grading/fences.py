@@ -98,14 +98,14 @@ def refused(names: tuple[str, ...]) -> Iterator[None]:
             if isinstance(found, type):
                 stack.enter_context(mock.patch.object(found, "__init__", _refuser(name)))
                 continue
-            for module, known_as in _places_of(found):
+            for module, known_as in _places_of(found, name):
                 stack.enter_context(mock.patch.object(module, known_as, _refuser(name)))
         yield
 
 
-def _places_of(function: Callable) -> list[tuple[ModuleType, str]]:
-    package = function.__module__.partition(".")[0]
-    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == package and isinstance(m, ModuleType)]
+def _places_of(function: Callable, name: str) -> list[tuple[ModuleType, str]]:
+    packages = {each.partition(".")[0] for each in (function.__module__, name)}  # pickle.dumps is of _pickle
+    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in packages and isinstance(m, ModuleType)]
     return [(m, known_as) for m in modules for known_as, value in list(vars(m).items()) if value is function]
 
 

@@ -56,9 +56,9 @@ class Note(dict):
 class Seen:
     """What one rank did with one case: its notes by name; `everyone` has those of all ranks.
 
-    There are "value", the plain result unless `act` gave a `Note`; "calls", the collectives without barriers;
-    "given_changed", whether the case itself is another one afterwards; and, of an error that is an answer, "error", its
-    type, "kinds", this and what it is derived from, "message", and "story", the learner's lines.
+    There are "value", the plain result unless `act` gave a `Note`; "calls", the collectives, and apart from them
+    "barriers"; "given_changed", whether the case itself is another one afterwards; and, of an error that is an answer,
+    "error", its type, "kinds", this and what it is derived from, "message", and "story", the learner's lines.
     """
 
     case: Any
@@ -106,7 +106,9 @@ def _play(
             seen.on_call = lambda seen=seen: _late_in_turn(len(seen.calls), rank, world_size)
             before = cloudpickle.dumps(case)
             note = _noted(lambda case=case: act(function, case, rank, world_size), raises)
-        notes.append(Note({"given_changed": cloudpickle.dumps(case) != before}, **note, calls=seen.talks))
+        barriers = [call for call in seen.calls if call.op == "barrier"]
+        note = Note({"given_changed": cloudpickle.dumps(case) != before}, **note, calls=seen.talks, barriers=barriers)
+        notes.append(note)
         if store and len(cases) > 1 and not _all_came(store, rank, world_size, f"{meeting}/{number}"):
             break
     return notes

@@ -6,6 +6,7 @@ Read next: `ring.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +18,7 @@ from ddp_course.grading.play import Note, Round, Seen
 
 Rows = list[list[float]]
 EXACT = 2**53 + 1  # a whole number that no float holds
+SENTINELS = (0, -1, math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min)  # what may be taken for padding
 
 
 @dataclass(frozen=True)
@@ -27,35 +29,49 @@ class Case:
     columns: int
     dtype: str
 
+    def tensor(self, rank: int) -> torch.Tensor:
+        """Return the rows of a rank, (N, columns)."""
+        return torch.tensor(self.rows[rank], dtype=getattr(torch, self.dtype)).reshape(-1, self.columns)
 
-def make_case(counts: list[int], rng: Random, dtype: str = "float32", add: float = 0) -> Case:
-    """Choose rows for each rank. The last row of the first rank that has two is all zeros, and no padding."""
-    columns = rng.randint(2, 4)
-    rows = [[[rng.randint(1, 99) + add for _ in range(columns)] for _ in range(count)] for count in counts]
-    first = next((of_rank for of_rank in rows if len(of_rank) > 1), None)
-    if first and not add:
-        first[-1] = [0] * columns
+
+def make_case(counts: list[int], rng: Random, dtype: str = "float32", add: float = 0, columns: int = 0) -> Case:
+    """Choose rows for each rank, of several values each; but the last rows of the longest look like padding."""
+    columns = columns or rng.randint(2, 4)
+    rows = [[[n + add for n in rng.sample(range(1, 99), columns)] for _ in range(count)] for count in counts]
+    longest = max(rows, key=len)
+    if not add and columns > 1:
+        like_padding = [[value] * columns for value in SENTINELS[: max(0, len(longest) - 1)]]
+        longest[len(longest) - len(like_padding) :] = like_padding
     return Case(rows, columns, dtype)
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the rows, or what else came back."""
-    rows = torch.tensor(case.rows[rank], dtype=getattr(torch, case.dtype)).reshape(-1, case.columns)
-    found = function(rank, world_size, rows)
+    found = function(rank, world_size, case.tensor(rank))
     if not isinstance(found, torch.Tensor):
         return Note(returned="None" if found is None else f"a {type(found).__name__}")
-    return Note(rows=found.tolist(), shape=list(found.shape), dtype=str(found.dtype).removeprefix("torch."))
+    return Note(rows=as_text(found), shape=list(found.shape), dtype=str(found.dtype).removeprefix("torch."))
+
+
+def as_text(rows: torch.Tensor) -> list[str]:
+    """Return rows as texts, in which nan is nan."""
+    return list(map(str, rows.tolist()))
+
+
+def _varied(rows: list[str]) -> list[str]:
+    return [row for row in rows if len(set(row.strip("[]").split(", "))) > 1]
 
 
 def rounds(rng: Random) -> list[Round]:
     """Equal numbers of rows, unequal ones, ranks without rows, whole numbers that a float would round."""
-    unequal = [rng.randint(2, 4), rng.randint(40, 60), 1, rng.randint(5, 9)][: rng.choice((3, 4))]
+    unequal = [rng.randint(2, 4), rng.randint(260, 300), 1, rng.randint(5, 9)][: rng.choice((3, 4))]
     counts = {
         "equal": [[rng.randint(2, 3)] * 2, [1, 1]],
         "unequal": [unequal, unequal[::-1]],
         "empty": [*rng.sample(([0, 3, 2], [2, 0, 1], [3, 1, 0]), 3), [0] * 3],
     }
     cases = {name: [make_case(of_ranks, rng) for of_ranks in several] for name, several in counts.items()}
+    cases["equal"].append(make_case([2, 2], rng, columns=1))
     cases["dtype"] = [make_case([2, 1], rng, "int64", EXACT), make_case([1, 3], rng, "float64", 0.1)]
     return [Round(len(all_[0].rows), [(name, case) for case in all_]) for name, all_ in cases.items()]
 
@@ -63,20 +79,21 @@ def rounds(rng: Random) -> list[Round]:
 def all_rows(seen: Seen) -> Fault | None:
     """Every rank has the rows of all, by rank, in their dtype."""
     case, found, shape, dtype = seen.case, seen["rows"], seen["shape"], seen["dtype"]
-    everything = sum(case.rows, [])
+    everything = [row for brought in range(seen.world_size) for row in as_text(case.tensor(brought))]
     if (found, shape, dtype) == (everything, [len(everything), case.columns], case.dtype):
         return None
     brought = ", ".join(str(len(rows)) for rows in case.rows)
     expected = f"{len(everything)} rows of {case.columns}, {case.dtype}; ranks bring {brought} rows"
     said = seen["returned"] or f"a tensor of shape {shape}, {dtype}"
     if len(shape or []) == 2:
-        said = f"{shape[0]} rows of {shape[1]}, {dtype}{', beginning ' * bool(found)}{str(found[:2])[1:-1]}"
+        said = f"{shape[0]} rows of {shape[1]}, {dtype}{', beginning ' * bool(found)}{', '.join(found[:2])}"
     return Fault(expected, said, seen.rank, mistake(seen, everything))
 
 
-def mistake(seen: Seen, everything: Rows) -> str:
+def mistake(seen: Seen, everything: list[str]) -> str:
     """Name the mistake that leads to such rows."""
-    parts, mine, found = seen.case.rows, seen.case.rows[seen.rank], seen["rows"]
+    parts, found = [as_text(seen.case.tensor(rank)) for rank in range(seen.world_size)], seen["rows"]
+    mine = parts[seen.rank]
     if seen["returned"] == "None":
         return "return the tensor, on every rank; gather and reduce give their result to dst only"
     if seen["returned"]:
@@ -91,14 +108,13 @@ def mistake(seen: Seen, everything: Rows) -> str:
         return "all rows are there, in another order; the rows of rank 0 come first, then those of rank 1, and so on"
     if len(found) == len(parts) * len(mine) and len(mine) < max(map(len, parts)):
         return "each part was cut to this rank's own number of rows; cut it to the number of the rank that brought it"
-    no_zeros = [row for row in everything if any(row)]
-    if len(found) > len(everything) and [row for row in found if any(row)] == no_zeros:
-        return "rows of padding are left in; cut each rank's part to the number of rows that it brought"
-    if len(found) < len(everything) and found == no_zeros:  # a case has one row of zeros, at the end of a part
-        lost = "a row of zeros that a rank brought is lost: padding cannot be told by its values; "
-        return lost + "send the numbers of rows first, and cut by them"
     if found == [row for part in parts for row in part[: min(map(len, parts))]]:
         return "longer parts were cut off; pad every rank's rows to the largest number of rows"
+    if len(found) > len(everything) and _varied(found) == _varied(everything):
+        return "rows of padding are left in; cut each rank's part to the number of rows that it brought"
+    if len(found) < len(everything) and _varied(found) == _varied(everything):
+        lost = "a row of zeros, -1 or nan that a rank brought is lost: padding cannot be told by its values; "
+        return lost + "send the numbers of rows first, and cut by them"
     if len(found) > len(everything) and all(row in found for row in everything):
         return "some rows are in it twice; each rank's part belongs into the result once"
     if len(found) == len(everything) and seen.case.dtype == "int64":
@@ -121,8 +137,10 @@ GATHER_ROWS = exercise(
         "empty": ("also when a rank has no rows, or rows of zeros", 1, all_rows, "empty"),
         "dtype": ("the dtype is kept, and every digit", 1, all_rows, "dtype"),
     },
-    refused=tuple(
-        f"torch.distributed.{name}" for name in ("all_gather_object", "gather_object", "broadcast_object_list")
+    refused=(
+        *(f"torch.distributed.{name}_object" for name in ("all_gather", "gather")),
+        *(f"torch.distributed.{name}_object_list" for name in ("broadcast", "scatter", "send", "recv")),
+        *("pickle.dumps", "pickle.dump", "torch.save"),
     ),
     hints={
         r"its error was caught": "an error was caught on the way, and what came back are the rank's own rows",

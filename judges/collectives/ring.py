@@ -9,13 +9,12 @@ from __future__ import annotations
 from random import Random
 
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import Ending, exercise
+from ddp_course.grading.expect import Ending, all_of, exercise
 from ddp_course.grading.observe import MESSAGES, Collectives
 from ddp_course.grading.play import Note, Round, Seen
 from judges.collectives.ring_sum import LARGE_BASE, NEVER_TALKED, Case, make_case, ring_sum, rounding_case, summed
 
 SPARE_BYTES = 256  # that an answer may send beside its chunks
-BYTES_EACH = 4  # of a float32
 NO_HANG = r"(?s)\A(?!.*(no result after|imed out|waited))"  # after a hang nothing more is run
 
 TORCHS_OWN = (
@@ -45,13 +44,17 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 def rounds(rng: Random) -> list[Round]:
     """Four ranks and a tensor that divides well; then awkward sizes, then awkward shapes and dtypes."""
     easy, bits = make_case(4, 12 * rng.randint(90, 150), rng), rounding_case(4, 12 * rng.randint(5, 9), rng)
-    sizes = [make_case(3, n, rng) for n in (rng.choice((50, 74)) * 3 + 1, 5, 2, 1)]
+    sizes = [make_case(3, n, rng) for n in (5, 1, 2, rng.choice((50, 74)) * 3 + 1)]
+    sizes.append(make_case(3, 1, rng, shape=()))
+    # Twice the bytes show here, and chunks of whole rows.
+    half = make_case(3, 1800, rng, base=8, dtype="float16", shape=(2, 900))
     whole = make_case(2, 24, rng, LARGE_BASE, dtype="int64", shape=(4, 6))
     transposed = make_case(2, 24, rng, dtype="float64", shape=(6, 4), transposed=True)
     return [
         Round(4, [("easy", easy), ("bits", bits)]),
         Ending(3, [("sizes", case) for case in sizes], how=NO_HANG),
         Ending(2, [("shapes", whole), ("shapes", transposed)], how=NO_HANG),
+        Ending(3, [("half", half)], how=NO_HANG),
     ]
 
 
@@ -71,7 +74,7 @@ def neighbours(seen: Seen) -> Fault | None:
 
 def few_bytes(seen: Seen) -> Fault | None:
     """This rank sends 2(W-1) chunks."""
-    W, payload = seen.world_size, len(seen.case.brought[0]) * BYTES_EACH
+    W, payload = seen.world_size, seen.case.tensor(0).nbytes
     limit = 2 * (W - 1) * payload // W
     sent = [sum(call.n_bytes for call in seen.of(rank)["calls"]) for rank in range(W)]
     mine, largest = sent[seen.rank], max((call.n_bytes for call in seen["calls"]), default=0)
@@ -119,7 +122,7 @@ RING = exercise(
         "bytes": ("no rank sends more than 2(W-1)/W of the tensor", 2, few_bytes, "easy"),
         "bits": ("all ranks hold the same bits", 1, same_bits, "bits"),
         "sizes": ("any number of elements", 1, ring_sum, "sizes"),
-        "shapes": ("any dtype and any shape, also a transposed one", 1, ring_sum, "shapes"),
+        "shapes": ("any dtype and any shape, also a transposed one", 1, all_of(ring_sum, few_bytes), "shapes half"),
     },
     refused=(
         *(f"torch.distributed.{name}" for name in TORCHS_OWN),

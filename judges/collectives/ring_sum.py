@@ -18,15 +18,16 @@ from ddp_course.grading.expect import Expect
 from ddp_course.grading.play import Note, Seen
 from ddp_course.grading.provenance import BASE, counts, stakes, whose
 
-LARGE_BASE = 10**9
+LARGE_BASE = 10**17  # beyond what a float64 holds
 NEVER_TALKED = "the ranks never talked; the numbers of the others must be received"
 
 
 def summed(call: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Note:
-    """Note what a rank's tensor holds after a call, and whatever other tensor came back."""
+    """Note what a rank's tensor holds after a call, in its old memory, and whatever other tensor came back."""
+    memory = tensor.detach()
     returned = call(tensor)
     other = isinstance(returned, torch.Tensor) and returned is not tensor
-    return Note(held=tensor.flatten().tolist(), returned=returned.flatten().tolist() if other else None)
+    return Note(held=memory.flatten().tolist(), returned=returned.flatten().tolist() if other else None)
 
 
 def the_sum(cause: Callable[[Seen, list, list[int]], str]) -> Expect:

@@ -55,7 +55,8 @@ def rounds(rng: Random, folder: str) -> list[Round]:
     """Two nodes of two first, then other shapes; one rank per node and one node are among them."""
 
     def case(world_size: int, size: int, name: str) -> Case:
-        return Case(stakes(rng, world_size, 12 * size * rng.randint(3, 5)), size, f"{folder}/{name}{size}")
+        n = size * (12 * rng.randint(3, 5) + 1)  # so that a part need not divide among the nodes
+        return Case(stakes(rng, world_size, n, base=1000), size, f"{folder}/{name}{size}")
 
     first, world_size = case(4, 2, "two"), rng.choice((4, 6))
     sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
@@ -114,7 +115,8 @@ def between(seen: Seen) -> Fault | None:
 def inside(seen: Seen) -> Fault | None:
     """Collectives are among the ranks of a node, or those with one local rank; messages go anywhere."""
     mine, peers = seen.case.node(seen.rank), seen.case.peers(seen.rank)
-    outside = [c for c in seen["calls"] if sorted(c.ranks) not in (mine, peers) and c.op not in MESSAGES]
+    calls = seen["calls"] + seen["barriers"]
+    outside = [c for c in calls if sorted(c.ranks) not in (mine, peers) and c.op not in MESSAGES]
     if seen["calls"] and not outside:
         return None
     cause = "make two kinds of groups: one for each node, and one for each local rank; name one in each call"
@@ -137,7 +139,7 @@ TWO_LEVELS = exercise(
         "sum": ("every rank's tensor becomes the sum over all ranks", 1, right, "two"),
         "between": ("only each rank's part travels between the nodes", 2, between, "two"),
         "inside": ("every collective stays among the node's ranks, or among one of each node", 1, inside, "two"),
-        "shapes": ("so it is for other numbers of ranks per node", 1, all_of(right, between), "shapes"),
+        "shapes": ("so it is for other numbers of ranks per node", 1, all_of(right, between, inside), "shapes"),
     },
     refused=("ddp_course.groups.split_group",),
     hints={

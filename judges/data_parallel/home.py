@@ -31,7 +31,9 @@ class Case:
     def model(self) -> nn.Module:
         """Return the network."""
         torch.manual_seed(self.seed)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)))
+        nested = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
+        model = nn.Sequential(nn.Linear(4, 4), nn.RNNCell(4, 4), nested)  # the cell's weights have names of their own
+        nested[1].running_mean.normal_()
         if self.kind == "tied":
             model[2][0].weight = model[0].weight
         model[0].requires_grad_(self.kind != "frozen")
@@ -56,29 +58,46 @@ def gradients(parameters) -> list[list[float] | None]:
 
 
 def _places(module: nn.Module) -> set[int]:
-    """Return where the weights and biases of a module, or of a replica of it, lie in memory."""
-    found = [getattr(part, name, None) for part in module.modules() for name in ("weight", "bias")]
-    return {tensor.data_ptr() for tensor in found if tensor is not None}
+    """Return where the weights of a module, or of a replica of it, lie in memory."""
+    held = [value for part in module.modules() for value in (*vars(part).values(), *part._parameters.values())]
+    return {value.data_ptr() for value in held if isinstance(value, torch.Tensor)}
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
-    """Make replicas, train through them once, and note all that a mistake would show."""
+    """Make replicas, first of other weights; train through the last ones, and note all that a mistake would show."""
     model, (x, y) = case.model(), case.batch()
-    parameters = list(model.parameters())
+    parameters, before = list(model.parameters()), _parts(model)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
-    replicas = list(function(model, case.count))
+    for times in (2, 0.5):
+        for parameter in parameters:
+            parameter.data *= times
+        replicas = list(function(model, case.count))
     output = torch.cat([replica(chunk) for replica, chunk in zip(replicas, x.chunk(case.count), strict=False)])
-    if output.requires_grad:
-        (output - y).square().mean().backward()
+    known = train(output, y, [parameter for parameter in parameters if parameter.requires_grad])
     held = [_places(each) for each in (model, *(r for r in replicas[1:] if isinstance(r, nn.Sequential)))]
     return Note(
         count=len(replicas),
         output=output.detach().flatten().tolist(),
         gradients=[None if p.grad is None else (p.grad - 1).flatten().tolist() for p in parameters],
         shared=any(one & other for one, other in combinations(held, 2)),  # also with the model itself
-        changed=not all(isinstance(p, nn.Parameter) for p in (model[0].weight, model[0].bias)),
+        changed=_parts(model) != before,
+        known=known,
     )
+
+
+def _parts(model: nn.Module) -> list:
+    return [(id(p), p.requires_grad) for p in model.parameters()] + [part.training for part in model.modules()]
+
+
+def train(output: torch.Tensor, y: torch.Tensor, parameters: list[nn.Parameter]) -> bool:
+    """Call backward once; return whether autograd itself knows what came home, which no hook has added."""
+    if not output.requires_grad:
+        return False
+    loss = (output - y).square().mean()
+    found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    loss.backward()
+    return all(g is not None and torch.allclose(g, p.grad - 1) for g, p in zip(found, parameters, strict=True))
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -132,7 +151,10 @@ def home(seen: Seen) -> Fault | None:
         })  # fmt: skip
 
     pairs = zip(seen["gradients"], seen.case.trained()[1], strict=True)
-    return first_fault(fault(index, found, right) for index, (found, right) in enumerate(pairs))
+    faults = [fault(index, found, right) for index, (found, right) in enumerate(pairs)]
+    cause = "the replica's weights must be computed from the model's, as clone() does; a hook is no step of autograd"
+    by_hand = not seen["known"] and "gradients that something else has added"
+    return first_fault([*faults, first_mistake("gradients that autograd brings home", {cause: by_hand})])
 
 
 HOME = exercise(

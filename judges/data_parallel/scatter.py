@@ -41,7 +41,7 @@ class Case:
         """Return the batch."""
         x = torch.arange(float(self.rows * 2)).view(self.rows, 2)
         if self.kind == "nested":
-            return {"x": x, "more": (x[:, 0] + 100, [x + 200])}
+            return {"x": x, "more": (x[:, 0].long() + 100, [x + 200])}
         if self.kind == "kept":
             # As long as there are rows, but no tensors.
             plain = {"names": [f"row {n}" for n in range(self.rows)], "array": np.arange(self.rows), "tag": TAG}
@@ -59,10 +59,10 @@ class Case:
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the chunks."""
     chunks = function(case.batch(), case.n)
-    if not isinstance(chunks, list | tuple):
+    if not isinstance(chunks, list):
         return Note()
-    tags = [leaf for leaf in pytree.tree_leaves(list(chunks)) if isinstance(leaf, Tag)]
-    return Note(as_text(list(chunks)), copied=any(tag is not TAG for tag in tags))
+    tags = [leaf for leaf in pytree.tree_leaves(chunks) if isinstance(leaf, Tag)]
+    return Note(as_text(chunks), copied=any(tag is not TAG for tag in tags))
 
 
 def as_text(chunks: list) -> dict[str, list]:
@@ -82,7 +82,8 @@ def rounds(rng: Random) -> list[Round]:
         "kept": 2 * n,
         "first": n - 1,
     }
-    return [Round(1, [(kind, Case(kind, count, n)) for kind, count in rows.items()], (Exception,), init=False)]
+    cases = [(kind, Case(kind, count, n)) for kind, count in rows.items()] + [("few", Case("tensor", 2, 1))]
+    return [Round(1, cases, (Exception,), init=False)]
 
 
 def chunked(seen: Seen) -> Fault | None:

@@ -24,7 +24,9 @@ WORK_S = 0.03  # so that a caller which does not wait for its threads shows it
 
 
 class ShardLost(Exception):
-    """What a replica of the judge raises on purpose."""
+    """What a replica of the judge raises on purpose; `own` is its mark, which a new error of the kind lacks."""
+
+    own = False
 
 
 class Replica:
@@ -44,9 +46,12 @@ class Replica:
 
 def replicas_of(kind: str, count: int) -> list[Replica]:
     """Return the replicas of a case."""
-    meeting = threading.Barrier(count)
+    meeting, caller = threading.Barrier(count), threading.current_thread()
 
     def meets(x):
+        if threading.current_thread() is caller:
+            meeting.abort()
+            return "caller"
         try:
             meeting.wait(MEET_S)
         except threading.BrokenBarrierError:
@@ -54,29 +59,34 @@ def replicas_of(kind: str, count: int) -> list[Replica]:
         return x * 2
 
     def fails(x):
-        raise ShardLost("replica 1 lost its shard")
+        error = ShardLost("replica 1 lost its shard")
+        error.own = True
+        raise error
 
     if kind == "order":  # the first one takes longest, so replicas do not end in their order
         return [Replica(lambda x: x * 2, WORK_S * (count - place)) for place in range(count)]
-    if kind == "error":  # replica 1 fails while the last one is still at work
-        return [Replica(lambda x: x * 2), Replica(fails), *(Replica(lambda x: x, 0.4) for _ in range(count - 2))]
+    if kind == "error":  # replica 1 fails while others are still at work, the last one longest
+        return [Replica(lambda x: x * 2), Replica(fails), *(Replica(lambda x: x, 0.2 * n) for n in range(1, count - 1))]
     if kind == "returned":
-        return [Replica(lambda x: ShardLost("a result, and no accident")) for _ in range(count)]
-    forward = {"together": meets, "arguments": lambda x, y: x + y}.get(kind, lambda x: torch.is_grad_enabled())
+        return [Replica(lambda x: None), *(Replica(lambda x: ShardLost("no accident")) for _ in range(count - 1))]
+    if kind == "arguments":
+        return [Replica(lambda x, y: x + y)] * count
+    forward = meets if kind == "together" else lambda x: torch.is_grad_enabled()
     return [Replica(forward) for _ in range(count)]
 
 
 def act(function, case: tuple[str, list], rank: int, world_size: int) -> Note:
     """A case is its kind, and the arguments of each replica; note the result or the error, and who is still at work."""
     kind, arguments = case
-    replicas, value, lost = replicas_of(kind, len(arguments)), None, False
+    replicas, value, lost = replicas_of(kind, len(arguments)), None, ""
     inputs = [tuple(torch.tensor(x) if isinstance(x, float) else x for x in given) for given in arguments]
     # The last words of a thread name our files; the check says it better.
     with mock.patch.object(threading, "excepthook", lambda args: None), torch.set_grad_enabled(kind != "off"):
         try:
-            value = plain(function(replicas, inputs))
-        except ShardLost:
-            lost = True
+            found = function(replicas, inputs)
+            value = plain(found) if isinstance(found, list) else f"a {type(found).__name__}"
+        except ShardLost as error:
+            lost = "its own" if error.own else "another ShardLost, raised"
         late = [replica.began and not replica.ended for replica in replicas if replica.work_s > WORK_S]
         threads = sum(not thread.daemon for thread in threading.enumerate()) - 1
         time.sleep(0.1 * threads)  # for their last words
@@ -107,12 +117,16 @@ def results(in_order: bool) -> Expect:
         if found == right or (permuted and not in_order):
             return None
         return first_mistake(expected, {
+            "start a thread for each replica: one ran in the caller's own thread":
+                is_list and "caller" in found and these,
             "one replica after the other: start a thread for each replica, and join them when all have started":
                 is_list and "alone" in found and "a replica that waited alone",
             "these stand in the order in which the threads ended; keep each result under its replica's number":
                 permuted and these,
             "results are missing: wait for every thread with join() before you return":
                 is_list and (None in found or len(found) < len(right)) and these,
+            "one replica is in the list twice: keep each result under its number, not under its replica":
+                kind == "arguments" and is_list and len({*map(str, found)}) < len(found) == len(right) and these,
             "return a list with what each replica returned": these,
         })  # fmt: skip
 
@@ -123,13 +137,18 @@ def error(seen: Seen) -> Fault | None:
     """The replica's error comes out, when all threads have ended; one that it returns is a result."""
     if seen.case[0] == "returned":
         cause = "an error that a replica returns is its result; keep the errors that are raised in a place of their own"
-        return first_mistake("a list of what the replicas returned", {cause: seen["lost"] and "ShardLost, raised"})
+        right = [None] + ["<ShardLost>"] * (len(seen.case[1]) - 1)
+        return first_mistake("a list of what the replicas returned", {
+            cause: seen["lost"] and "ShardLost, raised",
+            "None is a result like any other": seen["value"] != right and short(seen["value"]),
+        })  # fmt: skip
     expected = "the error of replica 1, raised by parallel_apply: ShardLost: replica 1 lost its shard"
     if seen["story"]:
         return Fault(expected, report=seen["story"], cause="raise the replica's own error again, not another one")
     return first_mistake(expected, {
         "an error in a thread ends only the thread; catch it there, and raise it again after all have joined":
             not seen["lost"] and f"a result: {seen['value']}",
+        "raise the replica's own error again, not another one": seen["lost"] != "its own" and seen["lost"],
         "join all threads before you raise": seen["left"] and "a thread still running",
     })  # fmt: skip
 

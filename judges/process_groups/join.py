@@ -22,6 +22,7 @@ from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
 MOST_TIMEOUT_S = 60.0
+LARGE = 10**8 + 1  # times a value: a whole number that float32 does not hold
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,22 @@ class Case:
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Call the function where no launcher's variables help; note its group, its collectives and its end."""
-    met_at_file = []
+    met_at_file, backends = [], set()
     with fences.launcher_variables_hidden(), observe.Collectives() as seen:
-        seen.on_call = lambda: met_at_file.append(os.path.exists(case.path) and os.path.getsize(case.path) > 0)
+        seen.on_call = lambda: (
+            met_at_file.append(os.path.exists(case.path) and os.path.getsize(case.path) > 0),
+            backends.add(dist.get_backend()),
+        )
         value = plain(function(rank, world_size, case.path, case.values[rank]))
-    return Note(value=value, file=any(met_at_file), open=dist.is_initialized())
+    return Note(value=value, file=any(met_at_file), open=dist.is_initialized(), backend="".join(backends))
 
 
 def rounds(rng: Random, folder: str) -> list[Round]:
-    """Meet twice, with two world sizes; rank 0's value is the least, so a maximum shows."""
+    """Meet twice, with two world sizes; rank 0's value is the least, so a maximum shows. Then values are large."""
     chosen = []
-    for name, world_size in zip(("one", "two"), rng.sample((2, 3, 4), 2), strict=True):
-        case = Case(sorted(rng.sample(range(1, 100), world_size)), world_size, f"{folder}/{name}")
+    for name, world_size, times in zip(("one", "two"), rng.sample((2, 3, 4), 2), (1, LARGE), strict=True):
+        values = sorted(times * value for value in rng.sample(range(1, 100), world_size))
+        case = Case(values, world_size, f"{folder}/{name}")
         chosen.append(Round(world_size, [(name, case)], init=False, fresh=True))
     return chosen
 
@@ -89,6 +94,7 @@ the_sum = equals(
     _slips,
     "some ranks' values are missing, or counted twice; note that reduce leaves the whole sum on dst only",
     form=number,
+    tolerance=1e-12,
 )
 
 
@@ -99,6 +105,8 @@ def group(seen: Seen) -> Fault | None:
         f"{NEVER_TALKED}; initialise a group and call all_reduce": not size and "no collective",
         "give init_process_group the world size it was called with":
             size != seen.world_size and f"a group of {size}",
+        'without a backend torch chooses one by the hardware; give init_process_group "gloo"':
+            "gloo" not in seen["backend"] and "no backend",
         'init_method=f"file://{path}", or store=dist.FileStore(path, world_size)':
             not seen["file"] and "the file was never used",
     }  # fmt: skip

@@ -17,7 +17,7 @@ from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import equals, exercise, first_mistake
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
-from judges.process_groups.join import Case, number, the_sum
+from judges.process_groups.join import LARGE, Case, number, the_sum
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
@@ -27,10 +27,11 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random, folder: str) -> list[Round]:
-    """Two nodes first; then other shapes. Each node must have its own result, made inside its own group."""
+    """Two nodes and large numbers first; then other shapes. Each node must have its own result, of its own group."""
     chosen = []
     for name, world_size in (("two", 4), ("shapes", rng.choice((4, 6)))):
-        values = sorted(rng.sample([*range(-60, -9), *range(10, 61)], world_size))
+        times = LARGE if name == "two" else 1
+        values = sorted(times * value for value in rng.sample([*range(-60, -9), *range(10, 61)], world_size))
         sizes = [2] if name == "two" else [size for size in range(1, world_size + 1) if world_size % size == 0]
         cases = [(name, Case(values, size, f"{folder}/{name}{size}")) for size in sizes]
         chosen.append(Round(world_size, cases))
@@ -58,16 +59,17 @@ leaders_value = equals(
     _slips,
     "the leader is the first rank of the node: RANK // ranks_per_node * ranks_per_node",
     form=number,
+    tolerance=1e-12,
 )
 
 
 def inside(seen: Seen) -> Fault | None:
-    """All collectives are among the ranks of the node."""
+    """All collectives are among the ranks of the node; one that is alone there need not talk."""
     mine = seen.case.group(seen.rank)
-    outside = next((list(call.ranks) for call in seen["calls"] if list(call.ranks) != mine), None)
+    outside = next((list(call.ranks) for call in seen["calls"] + seen["barriers"] if list(call.ranks) != mine), None)
     mistakes = {
         "the value did not come from the other ranks; use a collective on the node's group":
-            not seen["calls"] and "no collective",
+            not seen["calls"] and len(mine) > 1 and "no collective",
         "give the collective the node's group: group=...; without it, all nodes talk and wait for each other":
             outside and f"a collective among ranks {outside}",
     }  # fmt: skip
@@ -93,7 +95,7 @@ NODE_SUM = exercise(
     checks={
         "nodes": ("each node has its own sum", 2, the_sum, "two"),
         "shapes": ("so it is for other numbers of ranks per node", 1, the_sum, "shapes"),
-        "inside": ("the sum is made inside the node's group", 1, inside, "two"),
+        "inside": ("the sum is made inside the node's group", 1, inside, "two shapes"),
         "groups": ("every rank makes every group", 1, groups, "two"),
     },
     refused=("ddp_course.groups.split_group",),
@@ -111,7 +113,7 @@ FROM_LEADER = exercise(
     checks={
         "nodes": ("each rank has its leader's value", 1, leaders_value, "two"),
         "shapes": ("so it is for other numbers of ranks per node", 1, leaders_value, "shapes"),
-        "inside": ("the value travels inside the node's group", 1, inside, "two"),
+        "inside": ("the value travels inside the node's group", 1, inside, "two shapes"),
     },
     refused=("ddp_course.groups.split_group",),
     hints={

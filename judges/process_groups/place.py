@@ -6,6 +6,7 @@ One process is enough; each case is one call of the answer. Read next: `join.py`
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -51,10 +52,11 @@ def rounds(rng: Random) -> list[Round]:
         (_environ(0, size, per_node), per_node - 1),
     ]
     bad = [
-        *(({"RANK": text}, ("RANK",)) for text in ("1.5", "two", "")),
+        *(({name: text}, (name,)) for name in good for text in ("1.5", "two", "")),
+        *(({name: str(-rng.randint(1, 3))}, (name,)) for name in ("RANK", "LOCAL_RANK")),
         ({"RANK": good["WORLD_SIZE"], "LOCAL_RANK": "0"}, ("RANK", "WORLD_SIZE")),
-        ({"RANK": str(-rng.randint(1, 3))}, ("RANK",)),
         ({"LOCAL_RANK": good["LOCAL_WORLD_SIZE"]}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
     ]
     cases = [
         *(("one", Case(_environ(rank, 4, 4))) for rank in range(4)),
@@ -79,7 +81,7 @@ def placed(parts: slice) -> Expect:
         rank, per_node = int(environ["RANK"]), int(environ["LOCAL_WORLD_SIZE"])
         device = f"cuda:{rank % per_node}" if seen.case.gpus >= per_node else "cpu"
         right = [rank, rank % per_node, rank // per_node, device]
-        if isinstance(found, list) and len(found) == 4 and found[parts] == right[parts]:
+        if isinstance(found, list) and len(found) == 4 and repr(found[parts]) == repr(right[parts]):
             return None
         shown = " ".join(f"{name}={value}" for name, value in environ.items())
         expected = f"{tuple(right)} for {shown}, gpus={seen.case.gpus}"
@@ -97,8 +99,8 @@ def _place_cause(found: Any, right: list) -> str:
         return "return four values: rank, local rank, node, device"
     if 997 in found or "997" in found:
         return READS_ENVIRON
-    if any(isinstance(value, str) and value.isdigit() for value in found[:3]):
-        return "environment variables are text; make numbers of them with int()"
+    if any(not isinstance(value, int) for value in found[:3]):
+        return "environment variables are text; make numbers of them with int(), and divide by //"
     if found[:2] != [rank, local_rank]:
         return "the first two are RANK and LOCAL_RANK, in this order"
     if found[2] != node:
@@ -114,7 +116,9 @@ def refused(seen: Seen) -> Fault | None:
     """A ValueError names the variable."""
     environ, names = seen.case.environ, seen.case.names
     error = "ValueError" if "ValueError" in (seen["kinds"] or ()) else seen["error"]
-    if error == "ValueError" and any(name in seen["message"] for name in names):
+    told = re.findall(r"\b(?:LOCAL_)?(?:RANK|WORLD_SIZE)\b", seen["message"] or "")
+    # A text that names all four, whatever is wrong, tells nothing.
+    if error == "ValueError" and told and {told[0], told[-1], max(told, key=told.count)} & {*names}:
         return None
     wrong = f"for {', '.join(f'{n}={environ[n]!r}' for n in names)}" if names[0] in environ else f"without {names[0]}"
     found = f"{error}: {seen['message']}" if error else _tuple(seen["value"])

@@ -23,7 +23,8 @@ KINDS = {
     "swapped": "two numbers have changed places, so sums and means are as before; compare number by number",
     "buffer": "parameters are equal, a buffer is not; model.state_dict() has both",
     "frozen": "a parameter that is not trained differs; it is a parameter all the same",
-    "tiny": "the difference is the last bit of one number; compare exactly, without a tolerance",
+    "tiny": "the difference is the last bit of one number; compare exactly, in its own dtype, without a tolerance",
+    "counter": "a whole number differs that no float32 holds; compare each tensor in its own dtype",
     "first": "here rank 0 is the one that differs from all others",
 }
 
@@ -39,6 +40,9 @@ class Case(NamedTuple):
         torch.manual_seed(self.seed)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         model[0].requires_grad_(False)
+        if self.kind == "tiny":
+            model.double()
+            model[2].weight.data[0, 1] = 1.5 + 2**-52 * (rank == 1)  # a sum over the ranks rounds it away
         last, weight = rank == world_size - 1, model[2].weight.data
         if self.kind == "last" and last:
             weight[-1, -1] += 1
@@ -48,10 +52,10 @@ class Case(NamedTuple):
             weight[0, 0], weight[1, 3] = weight[1, 3].clone(), weight[0, 0].clone()
         if self.kind == "buffer" and last:
             model[1].running_mean[2] = 0.125
+        if self.kind == "counter":
+            model[1].num_batches_tracked += 2**24 + last
         if self.kind == "frozen" and last:
             model[0].bias.data[1] += 1
-        if self.kind == "tiny" and rank == 1:
-            weight[0, 1] = torch.nextafter(weight[0, 1], torch.tensor(9.0))
         return model
 
 
@@ -59,13 +63,18 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the result, and whether the model was left alone."""
     model, before = case.model(rank, world_size), case.model(rank, world_size)
     result = plain(function(rank, world_size, model))
-    if isinstance(result, int | float):
+    if result in (0, 1):
         result = bool(result)  # a tensor with one element is an answer, too
-    return Note(value=result, kept=all(map(torch.equal, _tensors(model), _tensors(before))))
+    same = _modes(model) == _modes(before) and all(map(torch.equal, _tensors(model), _tensors(before)))
+    return Note(value=result, kept=same)
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
+
+
+def _modes(model: nn.Module) -> list:
+    return [(t.dtype, t.requires_grad) for t in _tensors(model)] + [part.training for part in model.modules()]
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -95,15 +104,15 @@ def found(seen: Seen) -> Fault | None:
 
 def kept(seen: Seen) -> Fault | None:
     """The model is as it was."""
-    cause = "a collective changed the model's own tensors in place; work on copies"
-    return None if seen["kept"] else Fault("the model as it was", "changed tensors", seen.rank, cause)
+    cause = "something changed the model's own tensors, or its mode; work on copies"
+    return None if seen["kept"] else Fault("the model as it was", "a changed one", seen.rank, cause)
 
 
 def _on_all(*kinds: str) -> str:
     return " ".join(f"{kind}-{name}" for name in ("three", "more") for kind in kinds)
 
 
-HIDDEN = ("swapped", "buffer", "frozen", "tiny")
+HIDDEN = ("swapped", "buffer", "frozen", "tiny", "counter")
 right = all_of(once(found), speaks())  # who always says True is right about equal replicas, and knows nothing
 REPLICAS = exercise(
     "00.2",

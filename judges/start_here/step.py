@@ -6,7 +6,7 @@ Read next: `judges/why_data_parallel/`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -18,6 +18,7 @@ from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import all_of, equals, exercise, turned
 from ddp_course.grading.play import Note, Round, Seen
 
+COLUMNS = 5  # of inputs and targets
 NOTHING_MOVED = "the weights have not changed: the step must be written into the model's own parameters, in place"
 
 
@@ -31,12 +32,11 @@ class Case:
 
     def model(self) -> nn.Module:
         """Return the same small network on every rank."""
-        return tasks.net(self.seed, 3, 4, 1)
+        return tasks.net(self.seed, COLUMNS, 4, COLUMNS)
 
     def batch(self, rank: int, step: int) -> tasks.Batch:
-        """Return one rank's rows of one step: inputs of shape (rows, 3), targets of shape (rows, 1)."""
-        x, y = tasks.batch(self.seed, rank, step, self.rows, 3)
-        return x, y[:, :1]
+        """Return one rank's rows of one step: inputs and targets, each of shape (rows, COLUMNS)."""
+        return tasks.batch(self.seed, rank, step, self.rows, COLUMNS)
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
@@ -51,9 +51,9 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Three ranks, then another number."""
+    """Three ranks, then another number, with two models in turn."""
     case = Case(rng.randrange(10**6), rng.randint(2, 5), rng.choice((0.01, 0.02)))
-    return [Round(3, [("three", case)]), Round(rng.choice((2, 4)), [("more", case)])]
+    return [Round(3, [("three", case)]), Round(rng.choice((2, 4)), [("more", case), ("more", replace(case, lr=0.05))])]
 
 
 def one_process(seen: Seen, steps: int, times: float = 1) -> list[float]:
@@ -87,8 +87,9 @@ def _mistakes(seen: Seen) -> dict[str, dict]:
         "the gradients are summed over the ranks, not averaged: divide by world_size": w,
         "divided by world_size once too often": 1 / w,
         "the learning rate is missing": 1 / seen.case.lr,
-        "this is the gradient of a sum over rows; the loss is a mean": rows,
-        "this is the gradient of a sum over all rows; the loss is a mean": w * rows,
+        "this is the gradient of a sum over rows; the loss is a mean": rows * COLUMNS,
+        "this is the gradient of a sum over all rows; the loss is a mean": w * rows * COLUMNS,
+        "divided by the rows; mean() divides by all numbers, so by the columns, too": COLUMNS,
         "divided by the rows of the shard; the loss is a mean over them already": 1 / rows,
     }
     return {cause: {"times": times} for cause, times in factors.items()}
@@ -106,7 +107,7 @@ first = equals(
     turned(lambda seen, **knobs: one_process(seen, 1, **knobs), _mistakes),
     "this is a rank's own gradient, or a mix of some; average the gradients of all ranks before the step",
     of="first",
-    tolerance=1e-7,
+    tolerance=1e-9,
 )
 second = equals(
     "as in one process with all rows, a change of the weights in two steps by",
@@ -114,7 +115,7 @@ second = equals(
     lambda seen: (),
     _why_second,
     of="second",
-    tolerance=1e-7,
+    tolerance=1e-9,
 )
 
 STEP = exercise(

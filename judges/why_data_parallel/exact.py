@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ddp_course.grading import tasks
-from ddp_course.grading.compare import flat, short
+from ddp_course.grading.compare import short
 from ddp_course.grading.expect import equals, exercise, speaks, turned
 from ddp_course.grading.play import Round, Seen
 
@@ -42,8 +42,11 @@ class Case:
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Any:
-    """A rank gets its shard."""
-    return function(rank, world_size, case.model(), *(part.clone() for part in case.shards()[rank]))
+    """A rank gets its shard; a second call shows what the first one left in the model."""
+    model = case.model()
+    for _ in range(2):
+        found = function(rank, world_size, model, *(part.clone() for part in case.shards()[rank]))
+    return found
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -51,8 +54,8 @@ def rounds(rng: Random) -> list[Round]:
     seed, n = rng.randrange(10**6), rng.randint(2, 6)
     more = rng.choice(([3, 1], [6, 1, 2, 4]))
     return [
-        Round(3, [("equal", Case(seed, [n] * 3)), ("unequal", Case(seed, [n, n + 5, 1]))]),
-        Round(3, [("empty", Case(seed, [n + 2, 0, 3]))]),
+        Round(3, [("equal", Case(seed, [n] * 3)), ("unequal", Case(seed, [n, n + 6, 1]))]),
+        Round(3, [("empty", Case(seed, [n + 2, 0, 3])), ("empty", Case(seed, [0, n, 0]))]),
         Round(len(more), [("ranks", Case(seed, more))]),
     ]
 
@@ -79,13 +82,14 @@ def _mistakes(seen: Seen) -> dict[str, dict]:
         "divided by this rank's own rows; divide by the rows of all ranks": {"times": sum(rows) / mine},
         "divided by the number of ranks once too often: the weights add up to 1 already": {"times": 1 / w},
         "divided by the number of ranks; divide by the rows of all ranks": {"times": sum(rows) / w},
+        "the first call's gradient is still in .grad, and backward adds to it; set it to None first": {"times": 2},
     }  # fmt: skip
 
 
 def _form(found: Any) -> str:
     if found is None:
         return "the function returns nothing; return the gradient as one vector"
-    if len(flat(found) or []) != NUMBERS:
+    if not isinstance(found, list) or len(found) != NUMBERS:
         return f"return one vector with all {NUMBERS} numbers, in the order of model.parameters()"
     return ""
 
@@ -96,7 +100,7 @@ right = equals(
     ),
     weighed,
     turned(weighed, _mistakes),
-    "each shard's gradient counts with its rows / all rows; sum these over the ranks",
+    "each shard's gradient counts with its rows / all rows; sum these over the ranks, and keep none in .grad",
     tolerance=1e-9,
     form=_form,
 )

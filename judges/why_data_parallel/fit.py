@@ -46,13 +46,14 @@ def rounds(rng: Random) -> list[Round]:
     """Cases made backwards, from the largest shard that fits."""
     groups = {
         "one": [_case("sgd", 64, 64, rng)],
-        "divided": [_case("sgd", rows, 100, rng) for rows in (20, 10)] + [_case("sgd", 25, 100, rng, left=0)],
-        "optimizer": [_case(name, rng.choice((12, 16, 24)), 96, rng) for name in ("adam", "momentum")],
+        "divided": [_case("sgd", rows, 100, rng, left=left) for rows, left in ((20, 9), (10, 9), (25, 0), (25, -1))],
+        "optimizer": [_case("momentum", 24, 96, rng), _case("adam", rng.choice((12, 16, 24)), 96, rng, left=0)],
         "uneven": [_case("adam", 7, 100, rng, spare=0.9), _case("sgd", rng.choice((3, 6)), 20, rng)],
+        "many": [_case("momentum", 1, rng.randint(120_000, 150_000), rng)],
     }
     fits = [(name, case) for name, group in groups.items() for case in group]
     # What fits nowhere comes last, and alone: a loop that never ends there must not hide the rest.
-    never = [("never", _case("adam", 0, 64, rng)), ("never", _case("adam", 1, 48, rng))]
+    never = [("never", _case("adam", rows, 64, rng)) for rows in (0, -3)] + [("never", _case("adam", 1, 48, rng))]
     return [Round(1, fits, init=False), Round(1, never, init=False)]
 
 
@@ -68,7 +69,7 @@ def _case(optimizer: str, rows: int, batch: int, rng: Random, spare: float = 0.0
 def right(seen: Seen) -> Fault | None:
     """The least number of ranks, or None."""
     case, found, wanted = seen.case, seen["value"], ranks_needed(seen.case)
-    if not isinstance(found, bool) and found == wanted:
+    if type(found) is type(wanted) and found == wanted:
         return None
     shown = (
         f"{case.parameters:,} parameters, {case.optimizer}, {case.bytes_per_row:,} bytes a row, {case.global_batch} "
@@ -88,12 +89,14 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
         return (
             "not even one row fits beside parameters, gradients and optimizer state, so no number of ranks helps: None"
         )
+    if isinstance(found, float):
+        return "a number of ranks is whole; go up to the next one, and return an int"
     if found == ranks_needed(case, divide_all=True):
         return "parameters, gradients and optimizer state are divided by the ranks here; each rank holds all of them"
     for slip, cause in (
+        (ranks_needed(case, held=2), "the optimizer's state is missing: "),
         (ranks_needed(case, held=held - 1), "one number for each parameter is missing, such as the gradient: "),
         (ranks_needed(case, held=1), "this counts the parameters alone: "),
-        (ranks_needed(case, held=2), "the optimizer's state is missing: "),
         (ranks_needed(case, held=held / 4), "a float32 number has 4 bytes: "),
         (ranks_needed(case, held=0), "this counts the activations alone: "),
     ):
@@ -108,8 +111,6 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
         return "what fits to the last byte fits: <=, not <"
     if found is None:
         return "it does fit: more ranks make the shards smaller, down to one row"
-    if isinstance(found, float) and not found.is_integer():
-        return "a number of ranks is whole; go up to the next one"
     if isinstance(found, int | float) and found > right:
         return f"fewer ranks are enough: with {right}, the largest shard has {ceil(case[3] / right)} rows"
     return "this many ranks still have more rows than fit beside what is fixed"
@@ -126,7 +127,7 @@ FIT = exercise(
         "one": ("one rank is enough", 1, right, "one"),
         "divided": ("the rows are divided, the rest is not", 1, right, "divided"),
         "optimizer": ("each optimizer's state", 1, right, "optimizer"),
-        "uneven": ("rows that do not divide evenly", 1, right, "uneven"),
+        "uneven": ("rows that do not divide evenly, and many of them", 1, right, "uneven many"),
         "never": ("too large for any number of ranks, and just not too large", 1, right, "never"),
     },
 )

@@ -7,11 +7,11 @@ Read next: `exact.py`, the same on ranks.
 from __future__ import annotations
 
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ddp_course.grading.compare import close, flat, short
+from ddp_course.grading.compare import close, short
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import all_of, equals, exercise, turned
 from ddp_course.grading.isolated import plain
@@ -56,6 +56,7 @@ def rounds(rng: Random) -> list[Round]:
         (name, Case([[round(rng.uniform(-9, 9), 3) for _ in range(FEATURES)] if n else None for n in each], each))
         for name, each in rows
     ]
+    cases.append(("unequal", Case([[0.0] * FEATURES, *cases[0][1].shards[1:]], [4, 1, 2, 9])))  # no slope, but rows
     return [Round(1, cases, init=False)]
 
 
@@ -92,6 +93,12 @@ def finished(seen: Seen) -> Fault | None:
     return None
 
 
+def _form(found: Any) -> str:
+    if found is None:
+        return "the function returns nothing; return the gradient"
+    return "" if isinstance(found, list) and len(found) == FEATURES else "return one vector, like the gradients"
+
+
 right = all_of(
     finished,
     equals(
@@ -100,7 +107,7 @@ right = all_of(
         turned(weighed, _mistakes),
         "the weight of a shard is its rows / all rows, and the weights add up to 1",
         tolerance=1e-9,
-        form=lambda found: "the function returns nothing; return the gradient" if flat(found) is None else "",
+        form=_form,
     ),
 )
 

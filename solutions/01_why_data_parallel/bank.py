@@ -89,6 +89,7 @@ def exact_gradient(rank, world_size, model, x, y):
     rows = torch.tensor(len(x))
     dist.all_reduce(rows)
     loss = (model(x) - y).pow(2).sum() / rows
+    model.zero_grad()
     loss.backward()
     for parameter in reversed(list(model.parameters())):
         dist.reduce(parameter.grad, dst=0)
@@ -98,6 +99,7 @@ def exact_gradient(rank, world_size, model, x, y):
 
 EXACT_PLAIN_MEAN = """
 def exact_gradient(rank, world_size, model, x, y):
+    model.zero_grad()
     if len(x):
         (model(x) - y).square().mean().backward()
     else:
@@ -194,6 +196,8 @@ WRONG = [
         ("sum of the gradients", ALL, "each has to be weighed by its rows / all rows",
          ("n / sum(rows) * gradient", "gradient")),
         ("returns nothing", ALL, "returns nothing", ("return total", "total")),
+        ("a gradient of zeros is taken for none", "unequal", "the weight of a shard is its rows",
+         ("    total =", "    rows = [n if n and g.any() else 0 for g, n in zip(gradients, rows)]\n    total =")),
     ]),
     Wrong("01.2", "mean of means", EXACT_PLAIN_MEAN, ("unequal", "empty", "ranks"),
           "this is the plain mean of the shards' gradients"),
@@ -205,6 +209,9 @@ WRONG = [
     ]),
     *spoilt("01.2", EXACT, [
         ("the rank's own", ALL, "this is the rank's own gradient", ("    dist.all_reduce(flat)\n", "")),
+        (".grad is not cleared", "equal unequal empty ranks", "the first call's gradient is still in .grad",
+         ("gradients = torch.autograd.grad(loss, list(model.parameters()))",
+          "loss.backward()\n    gradients = [p.grad for p in model.parameters()]")),
         ("divided by its own rows", "equal unequal empty ranks", "divided by this rank's own rows",
          ("/ flat[-1]", "/ max(1, len(x))")),
         ("divided by the ranks as well", "equal unequal empty ranks", "divided by the number of ranks once too often",
@@ -239,10 +246,11 @@ WRONG = [
          ('"sgd": 2, "momentum": 3, "adam": 4', '"sgd": 1, "momentum": 2, "adam": 3')),
         ("shards rounded down", "uneven never", "the largest shard decides",
          ("(global_batch + world_size - 1) // world_size", "global_batch // world_size")),
-        ("what fits exactly does not fit", "divided", "<=, not <",
+        ("what fits exactly does not fit", "divided optimizer", "<=, not <",
          ("bytes_per_row <= device", "bytes_per_row < device")),
         ("one number is one byte", "divided optimizer uneven never",
          "each rank holds 4 numbers of 4 bytes for each parameter", ("parameters * 4 *", "parameters *")),
+        ("stops at 1024 ranks", "uneven", "it does fit", ("<= global_batch", "<= min(global_batch, 1024)")),
         ("never ends when it cannot fit", "never", "an endless loop",
          ("while world_size <= global_batch", "while True"), 1.0),
     ]),
@@ -250,9 +258,10 @@ WRONG = [
         ("optimizer state forgotten", "optimizer uneven never", "the optimizer's state is missing",
          ("(2 + state)", "2")),
         ("a division by zero", "never", "ZeroDivisionError", ("    if most_rows < 1:\n        return None\n", "")),
-        ("one byte more for each row", "divided", "<=, not <",
+        ("only an empty room is too small", "never", "not even one row fits", ("most_rows < 1", "most_rows == 0")),
+        ("one byte more for each row", "divided optimizer", "<=, not <",
          ("// bytes_per_row", "// (bytes_per_row + 1)")),
-        ("not rounded up", "uneven", "a number of ranks is whole",
+        ("not rounded up", ALL, "a number of ranks is whole",
          ("math.ceil(global_batch / most_rows)", "global_batch / most_rows")),
     ]),
 ]  # fmt: skip

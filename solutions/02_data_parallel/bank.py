@@ -51,6 +51,8 @@ flattened and put together again
 SCATTER_WRONG = r"""
 as even as possible | uneven few | all chunks but the last have rows / devices rows, rounded up
     batch.chunk(n) => batch.tensor_split(n)
+a tuple of chunks | tensor uneven few | return a list
+    return list(batch.chunk(n)) => return batch.chunk(n)
 tensors only | few nested kept | a tuple, a list or a dictionary has no rows itself
     def scatter(batch, n):
         return list(batch.chunk(n))
@@ -147,6 +149,18 @@ started and joined in one loop | together | join them when all have started
         [t.start() for t in threads]\n    [t.join() for t in threads]\n =>     for t in threads:
             t.start()
             t.join()\n
+a new error of the kind | error | raise the replica's own error again
+    raise errors[0] => raise type(errors[0])(*errors[0].args)
+results are kept by replica | arguments | one replica is in the list twice
+    [None] * len(replicas) => {}
+    results[i] = => results[replicas[i]] =
+    return results => return [results[replica] for replica in replicas]
+None is dropped | error | None is a result
+    return results => return [result for result in results if result is not None]
+the first one in the caller's thread | together | the caller's own thread
+    [t.start() for t in threads] => [t.start() for t in threads[1:]]
+        run(0)
+    [t.join() for t in threads] => [t.join() for t in threads[1:]]
 errors swallowed | error | an error in a thread ends only the thread
         if errors:\n        raise errors[0]\n =>
 another error | error | raise the replica's own error again
@@ -204,6 +218,31 @@ REPLICATE_WRONG = r"""
 deep copies | home awkward | nothing came home
     def replicate(model, count):
         return [copy.deepcopy(model) for _ in range(count)]
+hooks that add to .grad | home awkward | a hook is no step of autograd
+    def replicate(model, count):
+        def home(parameter):
+            def hook(gradient):
+                parameter.grad = parameter.grad + gradient
+            return hook
+
+        replicas = [copy.deepcopy(model) for _ in range(count)]
+        for replica in replicas:
+            for mine, parameter in zip(replica.parameters(), model.parameters()):
+                if parameter.requires_grad:
+                    mine.register_hook(home(parameter))
+        return replicas
+the replicas of the first call | outputs home awkward | the model's weights and buffers
+    return [one => return vars(model).setdefault("made", [one
+    range(count)] => range(count)])
+weights and biases only | home awkward | only some replicas' gradients came home
+    def replicate(model, count):
+        replicas = [model] + [copy.deepcopy(model) for _ in range(count - 1)]
+        for replica in replicas[1:]:
+            for mine, module in zip(replica.modules(), model.modules()):
+                for name in {"weight", "bias"} & {*mine._parameters}:
+                    parameter = mine._parameters.pop(name)
+                    setattr(mine, name, None if parameter is None else getattr(module, name).clone())
+        return replicas
 the model itself | memory | their weights must be copies
     def replicate(model, count):
         return [model] * count
@@ -214,7 +253,7 @@ a layer without a bias | all | NoneType
     None if parameter is None else clones => clones
 detached | home awkward | cut that tie
     parameter.clone() => parameter.detach().clone()
-changes the model | memory | the model was changed
+changes the model | all | the model was changed
     copy.copy(module)\n    replica.__dict__ = dict(module.__dict__) => module\n    params = dict(module._parameters)
     replica._parameters = {} => module._parameters.clear()
     in module._parameters.items() => in params.items()

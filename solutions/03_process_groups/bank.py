@@ -103,6 +103,14 @@ assertions | bad | python -O leaves assertions out
     if not 0 <= rank < world_size:\n        raise ValueError(f"RANK => assert 0 <= rank < world_size, (f"RANK
 a message that names nothing | missing | the message does not name RANK
     f"{name} is not set" => "a variable is not set"
+all four are named | missing | the message does not name WORLD_SIZE
+    f"{name} is not set" => "set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
+int()'s own words | bad | the message does not name RANK
+    raise ValueError(f"{name}={environ[name]!r} is not a whole number") from None => raise
+negative local ranks pass | bad | the value was used without a look at it
+    0 <= local_rank < per_node => local_rank < per_node
+a float | one many | divide by //
+    rank // per_node, device => rank / per_node, device
 negative ranks pass | bad | the value was used without a look at it
     0 <= rank < world_size => rank < world_size
 reads os.environ | all | it is to read the dictionary it is given
@@ -161,8 +169,8 @@ FileStore, functions imported by name, all_gather
     def join_and_sum(rank, world_size, path, value):
         store = FileStore(str(path), world_size)
         init_process_group(backend="gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=1))
-        mine = torch.tensor([float(value)])
-        everyone = [torch.zeros(1) for _ in range(world_size)]
+        mine = torch.tensor([value])
+        everyone = [torch.zeros_like(mine) for _ in range(world_size)]
         all_gather(everyone, mine)
         barrier()
         destroy_process_group()
@@ -172,7 +180,7 @@ reduce, then broadcast
         dist.init_process_group(init_method="file://" + path, rank=rank, world_size=world_size, backend="gloo",
                                 timeout=timedelta(seconds=5))
         try:
-            total = torch.tensor(float(value))
+            total = torch.tensor(value)
             dist.reduce(total, dst=0)
             work = dist.broadcast(total, src=0, async_op=True)
             work.wait()
@@ -193,6 +201,10 @@ returns what all_reduce returns | sum | in place and returns None
     total.item() => total
 mean | sum | this is the mean
     return total.item() => return total.item() / world_size
+no backend | group | give init_process_group "gloo"
+    "gloo", init => init
+in float32 | sum | right to six digits
+    torch.tensor(value) => torch.tensor(float(value))
 largest | sum | must be ReduceOp.SUM
     all_reduce(total) => all_reduce(total, op=dist.ReduceOp.MAX)
 reduce to rank 0 | sum | reduce
@@ -267,7 +279,7 @@ coalesced calls
 new_subgroups
     def node_sum(rank, world_size, ranks_per_node, value):
         group, _ = dist.new_subgroups(ranks_per_node)
-        total = torch.tensor([float(value)])
+        total = torch.tensor([value])
         dist.all_reduce(total, group=group)
         return total
 all groups first, asynchronous
@@ -294,6 +306,15 @@ only leaders make groups | all | every rank must call it for every group
         for first
 no group in the call | nodes shapes inside | the sum over all ranks
     , group=mine =>
+a barrier of the whole job | inside | all nodes talk and wait for each other
+        return total =>     dist.barrier()
+        return total
+another way for other nodes | inside | all nodes talk and wait for each other
+    total = torch.tensor(value) => total = torch.tensor(value)
+        if ranks_per_node != 2:
+            everyone = [None] * world_size
+            dist.all_gather_object(everyone, value)
+            return sum(everyone[i] for i in dist.get_process_group_ranks(mine))
 every other rank | nodes shapes inside | a node's ranks are neighbours
     range(0, world_size, ranks_per_node) => range(world_size // ranks_per_node)
     range(first, first + ranks_per_node) => range(first, world_size, world_size // ranks_per_node)
@@ -433,7 +454,7 @@ MAX against the zeros of the others: a leader's negative value is lost
             group = dist.new_group(members)
             if rank in members:
                 mine, leader = group, first
-        message = torch.tensor(float(value) if rank == leader else 0.0)
+        message = torch.tensor(value if rank == leader else 0).double()
         dist.all_reduce(message, op=dist.ReduceOp.MAX, group=mine)
         return message.item()
 """,

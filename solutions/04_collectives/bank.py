@@ -96,6 +96,22 @@ leaves the padding in | unequal empty dtype | rows of padding are left in
     part[:count] => part
 takes rows of zeros for padding | equal unequal empty | padding cannot be told by its values
     part[:count] => part[part.any(dim=1)]
+takes rows of -1 for padding | unequal empty | padding cannot be told by its values
+    part[:count] => part[:count][(part[:count] != -1).any(dim=1)]
+numbers of rows in a byte | unequal | cut each part by its own
+    dtype=torch.int64 => dtype=torch.uint8
+    torch.tensor([rows.shape[0]]) => torch.tensor([rows.shape[0] % 256], dtype=torch.uint8)
+    padded[: len(rows)] = rows => padded[: len(rows)] = rows[: len(padded)]
+pickled by hand | all | this exercise is to write what it does
+    def gather_rows(rank, world_size, rows):
+        import pickle
+        mine = torch.frombuffer(bytearray(pickle.dumps(rows)), dtype=torch.uint8)
+        sizes = torch.zeros(world_size, dtype=torch.int64)
+        dist.all_gather_into_tensor(sizes, torch.tensor([len(mine)]))
+        padded = torch.nn.functional.pad(mine, (0, int(sizes.max()) - len(mine)))
+        parts = [torch.empty_like(padded) for _ in range(world_size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([pickle.loads(bytes(part[:size].tolist())) for part, size in zip(parts, sizes)])
 cuts by its own number of rows | unequal empty dtype | cut to this rank's own number of rows
     part[:count] => part[: len(rows)]
 its own rows first | all | the rows of rank 0 come first
@@ -213,7 +229,7 @@ leftwards, batched, chunks cut by hand
 """
 
 RING_WRONG = r"""
-whole tensors go round | bytes bits | whole tensors go round
+whole tensors go round | bytes bits shapes | whole tensors go round
     def ring_all_reduce(rank, world_size, tensor):
         passing = tensor.clone().contiguous()
         for _ in range(world_size - 1):
@@ -221,7 +237,7 @@ whole tensors go round | bytes bits | whole tensors go round
             collectives.exchange([(passing, (rank + 1) % world_size)], [(arrived, (rank - 1) % world_size)])
             tensor += arrived
             passing = arrived
-a star | neighbours bytes | where all talk with rank 0, it is a star
+a star | neighbours bytes shapes | where all talk with rank 0, it is a star
     def ring_all_reduce(rank, world_size, tensor):
         flat = tensor.contiguous()
         if rank > 0:
@@ -235,7 +251,7 @@ a star | neighbours bytes | where all talk with rank 0, it is a star
             for peer in range(1, world_size):
                 dist.send(flat, dst=peer)
         tensor.copy_(flat)
-a chain there and back | bytes | some ranks hand out whole tensors
+a chain there and back | bytes shapes | some ranks hand out whole tensors
     def ring_all_reduce(rank, world_size, tensor):
         flat = tensor.contiguous()
         box = torch.empty_like(flat)
@@ -281,6 +297,14 @@ reshape, and nothing copied back | shapes | give a copy of it, not a view
 returns the sum | sum bits sizes shapes | the sum is in what the function returns
     tensor.contiguous() => tensor.clone().contiguous()
     tensor.copy_(flat.view_as(tensor)) => return flat.view_as(tensor)
+half precision travels as float32 | shapes | the messages are larger than a chunk
+    tensor.contiguous() => (tensor.float() if tensor.dtype == torch.float16 else tensor).contiguous()
+chunks of whole rows | shapes | the messages are larger than a chunk
+    flat.tensor_split => flat.view(tensor.shape or 1).tensor_split
+    tensor.contiguous() => tensor.clone(memory_format=torch.contiguous_format)
+new memory in the place of the old | sum bits sizes shapes | nothing was written into the tensor
+    tensor.contiguous() => tensor.clone(memory_format=torch.contiguous_format)
+    tensor.copy_(flat.view_as(tensor)) => tensor.data = flat.view_as(tensor)
 inboxes of float32 | shapes | in the tensor's own dtype
     torch.empty_like(theirs) => torch.empty(theirs.shape)
 sums in float32 | shapes | rounded on the way
@@ -450,6 +474,13 @@ leaders carry everything | between shapes | whole tensors cross
     dist.all_gather_into_tensor(tensor, part, group=node) => dist.broadcast(tensor, group_src=0, group=node)
 the node alone | sum between shapes | this is the sum of the node alone
         dist.all_reduce(part, group=peers)\n =>
+a barrier of the whole job | inside shapes | make two kinds of groups
+        dist.all_reduce =>     dist.barrier()
+        dist.all_reduce
+parts that the nodes must divide | all | outputShape
+    dist.all_reduce(part, group=peers) => share = part.new_empty(len(part) * ranks_per_node // world_size)
+        dist.reduce_scatter_tensor(share, part, group=peers)
+        dist.all_gather_into_tensor(part, share, group=peers)
 nothing gathered | sum shapes | only this rank's part is right
     dist.all_gather_into_tensor(tensor, part, group=node) => tensor.copy_(part.repeat(ranks_per_node))
 a copy of the tensor | sum shapes | the sum is in what the function returns

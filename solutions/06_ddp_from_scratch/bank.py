@@ -66,9 +66,7 @@ def kinds(model):
 def same_start(rank, world_size, model):
     for tensors in kinds(model):
         flat = torch.cat([t.reshape(-1) for t in tensors])
-        if rank != 0:
-            flat.zero_()
-        dist.all_reduce(flat)
+        dist.broadcast(flat, src=0)
         for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
             tensor.copy_(piece.view_as(tensor))
     return model
@@ -592,7 +590,7 @@ def trains_right(rank, world_size, wrap):
 RIGHT = [
     right("06.5", "the last weights, with momentum", OWN_TEST_BY_WEIGHTS),
     right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
-    right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
+    right("06.1", "one message per dtype", START_FLAT),
     right("06.1", "asynchronous", START_ASYNC_GATHER),
     right("06.1", "functional collectives", START, "dist.broadcast(tensor.detach(), src=0)",
           "tensor.detach().copy_(functional.broadcast(tensor.detach(), 0, dist.group.WORLD))"),
@@ -654,6 +652,12 @@ WRONG = [
           START_NEW_OBJECTS),
     wrong("06.1", "whole numbers through float64", "buffers", "the numbers went through another dtype",
           START_FLAT_DOUBLE),
+    wrong("06.1", "zeros from the others, summed", "parameters", "a sum is no copy", START_FLAT,
+          "        dist.broadcast(flat, src=0)\n",
+          "        if rank != 0:\n            flat.zero_()\n        dist.all_reduce(flat)\n"),
+    wrong("06.1", "assigned to .data", "model", "what is assigned is another tensor", START,
+          "        dist.broadcast(tensor.detach(), src=0)", "        received = tensor.detach().clone()\n"
+          "        dist.broadcast(received, src=0)\n        tensor.data = received"),
     wrong("06.1", "broadcast into copies", "parameters buffers", "not a copy", START, "detach()", "detach().clone()"),
     wrong("06.1", "a new model", "parameters buffers", "write into the model that was given", START_NEW_MODEL),
     wrong("06.1", "the same seed, nothing sent", ALL, "or were never sent", START_RESEEDED),

@@ -99,6 +99,19 @@ no padding | even few | some ranks have a sample more
     padded = (order * (total // len(order) + 1))[:total] => padded = order[:total]
 always drops | even all few | the rest is dropped, but drop_last is False
     0 if self.drop_last else self.world_size - 1 => 0
+not shuffled before the first call | epochs seed | before the first call of set_epoch the epoch is 0
+    seed, drop_last, 0 => seed, drop_last, None
+            chance = =>         if self.epoch is None:
+                return list(range(self.length))
+            chance =
+multiplied by a seed of 0 | epochs | set_epoch has no effect on the order
+    self.seed * 7919 + self.epoch => self.seed * (self.epoch + 1)
+the seed of epoch 0 alone | seed | does not use the seed in each epoch
+    self.seed * 7919 + self.epoch => self.epoch or 7919 * self.seed
+the end of the order comes twice | all drop | padding repeats, or drop_last leaves out, another part of the order
+    + 1))[:total] => + 1))[-total:]
+a rest of none is dropped | drop | the ranks divide the length here
+    padded = => padded = order[: -(self.length % self.world_size)] if self.drop_last else
 never drops | drop | with drop_last the end of the order is left out
     0 if self.drop_last else self.world_size - 1 => self.world_size - 1
 padded once only | few | again and again if need be

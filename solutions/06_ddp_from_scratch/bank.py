@@ -730,6 +730,15 @@ WRONG = [
           "        if parameter.grad is None:\n            return\n        parameter.grad /="),
     wrong("06.3", "the hook's mean is not returned", "gradients steps tied", "the rank's own gradient",
           DDP_TENSOR_HOOKS, "    return total / dist.get_world_size()", "    total /= dist.get_world_size()"),
+    wrong("06.3", "averaged in training mode only", "steps hooks tied", "averaged there, too", DDP,
+          "        parameter.grad /=", "        if not self.training:\n            return\n        parameter.grad /="),
+    wrong("06.3", "zeros are not sent", "gradients steps hooks tied", "the ranks sent tensors of different sizes", DDP,
+          "        parameter.grad /=", "        if not parameter.grad.any():\n            return\n"
+          "        parameter.grad /=", limit_s=2.0),
+    wrong("06.3", "each forward pass registers hooks", "tied", "is something registered, or sent, once more", DDP,
+          "        for parameter in module.parameters():", "\n    def watch(self):\n"
+          "        for parameter in self.module.parameters():", "        return self.module",
+          "        self.watch()\n        return self.module"),
     wrong("06.3", "not waited for", "gradients steps tied", "was not waited for", DDP, "all_reduce(parameter.grad)",
           "all_reduce(parameter.grad, async_op=True)"),
     wrong("06.3", "averaged in the next forward", "gradients steps hooks tied", "when the next step begins",

@@ -223,6 +223,9 @@ rank 0 evaluates everything | shared | the work is not shared
 the rest is lost | uneven few once | the rest that does not divide is lost
     range(rank, len(x), world_size) => range(rank, len(x) - len(x) % world_size, world_size)
     counts[0] / counts[1] => counts[0] / counts[1].clamp(min=1)
+counted in float16 | uneven | float16 can count to 2048
+    torch.tensor([right, len(rows)]) => torch.tensor([right, len(rows)], dtype=torch.float16)
+    (counts[0] / counts[1]).item() => counts[0].item() / counts[1].item()
 number of right answers | even uneven few | this is the number of right answers
     (counts[0] / counts[1]) => counts[0]
 rows of one rank | even uneven few | divided by the rows of one rank

@@ -330,6 +330,21 @@ the rank in the state | state | nothing in it may depend on the rank
     return {"epoch" => return {"rank": self.rank, "epoch"
 set_epoch keeps the position | next | the position goes back to 0
             self.epoch, self.base, self.mine = epoch, 0, 0 =>         self.epoch = epoch
+the epoch that runs is not begun again | next | also that which was interrupted
+            self.epoch, self.base, self.mine = epoch, 0, 0 =>         if epoch != self.epoch:
+                self.epoch, self.base, self.mine = epoch, 0, 0
+an epoch that has ended begins again | stopped | the epoch began again
+    place = self.base => place = self.base % self.length
+every batch is as large as the first | stopped resized | by world_size * rows
+    self.mine += rows => self.size = vars(self).get("size", rows)
+            self.mine += self.size
+the state goes on changing | state | which nothing changes afterwards
+    self.mine += rows => self.mine += rows
+            self.state_dict()
+    return {"epoch": self.epoch, "taken": self.base + self.mine * self.world_size} =>
+            found = vars(self).setdefault("found", {})
+            found.update(epoch=self.epoch, taken=self.base + self.mine * self.world_size)
+            return found
 not shuffled | whole next | shuffle as in 05.1
             random.Random(1000 * self.seed + self.epoch).shuffle(order)\n =>
 one order for all epochs | next | set_epoch has no effect on the order

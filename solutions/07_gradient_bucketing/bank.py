@@ -235,8 +235,8 @@ class OverlappedDDP(nn.Module):
         super().__init__()
         self.module, self.ready, self.futures, self.sent = module, set(), [], 0
         self.plan, bucket, size = [], [], 0
-        for parameter in list(module.parameters())[::-1]:  # closes before the cap is passed, which is as good
-            if bucket and size + parameter.nbytes > cap_bytes:
+        for parameter in list(module.parameters())[::-1]:
+            if size >= cap_bytes:
                 self.plan.append(bucket)
                 bucket, size = [], 0
             bucket.append(parameter)
@@ -556,7 +556,7 @@ RIGHT = [
     right("07.1", "each dtype by itself, tuples", PLAN_BY_DTYPE),
     right("07.1", "numbered buckets in a dictionary, which keeps the order", PLAN_NUMBERED),
     right("07.2", "hooks before accumulation, one tensor for good, backward waits by itself", OVERLAP_SELF_WAITING),
-    right("07.2", "a stricter cap, launched in order, futures", OVERLAP_FUTURES),
+    right("07.2", "launched in order, futures", OVERLAP_FUTURES),
     right("07.2", "a counter that is reset", OVERLAP_COUNTER, "== 0:",
           "== 0:\n            missing[0] = len(parameters)"),
     right("07.2", "all_gather_into_tensor", OVERLAP, "dist.all_reduce(flat, async_op=True), flat",
@@ -640,7 +640,19 @@ WRONG = [
           "plan_buckets(named, cap_bytes, first_cap_bytes=cap_bytes)", "plan_buckets(named, 1, 1)"),
     wrong("07.2", "one bucket for all", "buckets overlap", "close it when it has reached cap_bytes", OVERLAP,
           "plan_buckets(named, cap_bytes, first_cap_bytes=cap_bytes)", "plan_buckets(named, first_cap_bytes=2**25)"),
-    wrong("07.2", "planned from the front", "overlap", "go through the parameters in reverse", OVERLAP_FROM_FRONT),
+    wrong("07.2", "never over the cap", "buckets", "when it has reached the cap, not before", OVERLAP_FUTURES,
+          "if size >= cap_bytes:", "if bucket and size + parameter.nbytes > cap_bytes:"),
+    wrong("07.2", "over the cap", "buckets", "when it has reached the cap, not later", OVERLAP,
+          "cap_bytes, first_cap_bytes=cap_bytes", "cap_bytes + 1, first_cap_bytes=cap_bytes + 1"),
+    wrong("07.2", "launched by the plan's last parameter", "gradients steps", "every gradient must be in a bucket",
+          OVERLAP, "        missing.discard(parameter)\n        if not missing:",
+          "        if parameter is parameters[-1]:", "each.grad.flatten()",
+          "(torch.zeros_like(each) if each.grad is None else each.grad).flatten()"),
+    wrong("07.2", "averaged in training mode only", "steps buckets overlap", "step 1 is right, step 2 is not", OVERLAP,
+          "        missing.discard(parameter)", "        if not self.training:\n            return\n"
+          "        missing.discard(parameter)"),
+    wrong("07.2", "planned from the front", "buckets overlap", "go through the parameters in reverse",
+          OVERLAP_FROM_FRONT),
     wrong("07.2", "all buckets when the last gradient is there", "overlap", "the buckets wait for the first layer",
           OVERLAP_LAZY),
     wrong("07.2", "sum in place of the mean", "gradients steps", "gradients are summed over the ranks, not averaged",

@@ -54,7 +54,7 @@ class Task:
     tied: bool = False
     adam: bool = False
     blank: tuple[tuple[int, int], ...] = ()  # step and rank where rows are 0, and so are the first weights' gradients
-    twice: int = -1  # a step of two forward passes, then two backward passes, for half of the loss each
+    thrice: int = -1  # a step of three passes, each for a third of the loss: forward, backward, twice forward, ...
 
     def model(self, rank: int = 0) -> Net:
         """Return the network as this rank would begin with it, in float64."""

@@ -41,16 +41,19 @@ def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
 
         def backward(step: int) -> None:
             replica.train(step != 1)  # gradients are averaged in eval mode, too
-            passes = 1 + (step == task.twice)
-            losses = [task.loss(replica, rank, step) / passes for _ in range(passes)]
-            if step == 0 and rank == world_size - 1:
-                time.sleep(LATE_S)
-            for loss in losses:
-                before = len(seen.calls)
-                loss.backward()
-                between.append(seen.calls[:before])
-                within.append([call for call in seen.calls[before:] if call.in_backward])
-                seen.calls.clear()
+            passes, losses = 3 if step == task.thrice else 1, []
+            for number in range(passes):
+                losses.append(task.loss(replica, rank, step) / passes)
+                while losses and number != 1:  # the second loss waits for the third
+                    backward_pass(losses.pop(0), late=step == 0 and rank == world_size - 1)
+
+        def backward_pass(loss: torch.Tensor, late: bool) -> None:
+            time.sleep(LATE_S * late)
+            before = len(seen.calls)
+            loss.backward()
+            between.append(seen.calls[:before])
+            within.append([call for call in seen.calls[before:] if call.in_backward])
+            seen.calls.clear()
 
         found = task.train(model, backward)
     return Note(note, gradients=found, sent=within, between=between, weights=weights_of(model))
@@ -94,8 +97,8 @@ def rounds(rng: Random) -> list[Round]:
     first, second = rng.choice(nets.WORLDS)
     used = nets.Task(rng.randint(3, 6), 0, rng.randint(1, 10**6), (), tied=True)
     plain = nets.Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
-    plain = replace(plain, blank=((1, rng.randrange(first)),), twice=2)
-    tied = nets.Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True, twice=2)
+    plain = replace(plain, blank=((1, rng.randrange(first)),), thrice=2)
+    tied = nets.Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True, thrice=2)
     return [Round(first, [("module", used)]), Round(first, [("plain", plain)]), Round(second, [("tied", tied)])]
 
 
@@ -171,7 +174,7 @@ OWN_DDP = exercise(
 def rounds_of_some(rng: Random) -> list[Round]:
     """All parameters on all ranks first; then steps that differ, with another number of ranks."""
     first, second = rng.choice(nets.WORLDS)
-    used = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 3, twice=2)
+    used = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 3, thrice=2)
     seed, (before, alone), (after, later) = rng.randint(1, 10**6), uneven(second, rng), uneven(second, rng)
     steps = (*before, ((0, 1, 2),) * second, *after)
     some = nets.Task(4, used.rows, seed, steps, blank=((1, alone), (4, later)))

@@ -732,6 +732,8 @@ WRONG = [
           DDP_TENSOR_HOOKS, "    return total / dist.get_world_size()", "    total /= dist.get_world_size()"),
     wrong("06.3", "averaged in training mode only", "steps hooks tied", "averaged there, too", DDP,
           "        parameter.grad /=", "        if not self.training:\n            return\n        parameter.grad /="),
+    wrong("06.3", "forward forgets the gradients", "steps tied", "step 1 is right, step 3 is not", DDP,
+          "        return self.module", "        self.module.zero_grad()\n        return self.module"),
     wrong("06.3", "zeros are not sent", "gradients steps hooks tied", "the ranks sent tensors of different sizes", DDP,
           "        parameter.grad /=", "        if not parameter.grad.any():\n            return\n"
           "        parameter.grad /=", limit_s=2.0),

@@ -63,6 +63,17 @@ torch.var as it is on each rank | variance empty | which is torch.var's default
     (x_NC - mean_C).square().sum(dim=0) => x_NC.var(dim=0) * count
 standard deviation | variance digits empty | this is the standard deviation
     squares_C / total, total => (squares_C / total).sqrt(), total
+merged one after the other, from no row on | empty | let a rank without rows send zeros
+    mean_C = (mean_WC * count_W1).sum(dim=0) / total => before, mean_C = 0, x_NC.new_zeros(channels)
+        for mean, count in zip(mean_WC, count_W1):
+            before = before + count
+            mean_C = mean_C + (mean - mean_C) * count / before
+not in the shape (C,) | mean variance digits empty | their shape is another one
+    return mean_C, squares_C / total, total => return mean_C[None], squares_C[None] / total, total
+the rows are changed | mean | the function changes what it is given
+    (x_NC - mean_C).square() => x_NC.sub_(mean_C).square()
+float32, whatever the rows are | mean variance empty | computed in float32 here
+    channels, count => x_NC = x_NC.float()\n    channels, count
 its own count | mean empty | this is the number of this rank's rows
     squares_C / total, total => squares_C / total, len(x_NC)
 float32 from a rank without rows | empty | sends zeros of x_NC's dtype
@@ -153,7 +164,7 @@ def global_statistics(x_NC):
 """
 
 STATISTICS_IN_FLOAT64_WRONG = r"""
-squares minus the square of the mean, in float32 | digits | the difference of two large numbers
+squares minus the square of the mean, in float32 | digits empty | the difference of two large numbers
         x_NC = x_NC.double()\n =>
 on rank 0 only | mean variance digits empty | on rank 1
         dist.broadcast(sums, src=0)\n =>
@@ -163,13 +174,19 @@ STATISTICS_SHIFTED = """
 def global_statistics(x_NC):
     shift = x_NC[:1].sum(0) if dist.get_rank() == 0 else torch.zeros(x_NC.shape[1], dtype=x_NC.dtype)
     dist.broadcast(shift, src=0)
+    shift = shift.double()
     near = x_NC - shift
     sums = torch.stack([near.sum(0), near.square().sum(0), torch.full_like(shift, len(x_NC))])
-    parts = torch.empty(dist.get_world_size() * 3, x_NC.shape[1], dtype=x_NC.dtype)
+    parts = torch.empty(dist.get_world_size() * 3, x_NC.shape[1], dtype=sums.dtype)
     dist.all_gather_into_tensor(parts, sums)
     total, squares, count = parts.view(-1, 3, x_NC.shape[1]).sum(0)
     mean = total / count
     return mean + shift, squares / count - mean.square(), count[0].item()
+"""
+
+STATISTICS_SHIFTED_WRONG = """
+around rank 0's first row in float32, or around 0 where it has none | empty | the difference of two large numbers
+    shift = shift.double() => pass
 """
 
 STATISTICS_BY_ROWS = """
@@ -565,3 +582,4 @@ WRONG = [
     *wrong("08.4", CONVERT_CHILDREN, CONVERT_CHILDREN_WRONG),
     *wrong("08.5", OWN_TEST, OWN_TEST_WRONG),
 ]
+    *wrong("08.1", STATISTICS_SHIFTED, STATISTICS_SHIFTED_WRONG),

@@ -237,6 +237,11 @@ pixels are not counted | images | count / (count - 1) is of rows alone
 normalises by the corrected variance | output images | count - 1 is for the running variance alone
     with torch.no_grad(): => var_C = var_C * count / (count - 1)\n            with torch.no_grad():
     lerp_(var_C * count / (count - 1), => lerp_(var_C,
+the running statistics carry the graph of a rank alone | running | they carry the graph of the batch
+    with torch.no_grad(): => if True:
+not in the shape of the input | images | their shape is another one
+    + wide(self.bias) => + wide(self.bias)).flatten(1)
+    return normal_NC => return (normal_NC
 momentum the wrong way round | running images | momentum is the share of the new
     self.momentum) => 1 - self.momentum)
 the running statistics stay | running images | it stayed what it was

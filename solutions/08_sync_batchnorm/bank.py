@@ -374,6 +374,13 @@ right for equal parts only | unequal | times the world size; ranks have differen
     / count => / len(dy_NC) / dist.get_world_size()
 the mean over ranks of the sums | rows unequal | divided by the world size, too
     / count => / count / dist.get_world_size()
+float32 sums | rows unequal | computed in float32 here
+    torch.stack([dbias_C, dweight_C]) => torch.stack([dbias_C, dweight_C]).float()
+kept by the class, for the last forward pass | rows weights unequal | inv_std * weight
+    ctx.save_for_backward( => Normalise.kept = (
+    ctx.saved_tensors => Normalise.kept
+dy is changed | rows | the function changes what it is given
+    (dy_NC - mean_dy_C - => (dy_NC.sub_(mean_dy_C) -
 the weight is forgotten | rows unequal | the weight is missing
     * inv_std_C * weight_C => * inv_std_C
 the variance is a constant | rows unequal | the part of dy that follows n is missing

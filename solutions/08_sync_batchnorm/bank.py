@@ -440,7 +440,7 @@ recursive, with a memory; all parameters and buffers at once
         done = {} if done is None else done
         if id(module) not in done:
             done[id(module)] = module
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
                 new = SyncBatchNorm(module.num_features, module.eps, module.momentum, module.affine,
                                     module.track_running_stats, device="meta")
                 new._parameters, new._buffers, new.training = module._parameters, module._buffers, module.training
@@ -462,6 +462,10 @@ images only | found facts tied | BatchNorm1d, BatchNorm2d and BatchNorm3d are al
     (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) => nn.BatchNorm2d
 InstanceNorm too | found | this is no BatchNorm
     (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) => nn.modules.batchnorm._NormBase
+a SyncBatchNorm too | found | this is no BatchNorm
+    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) => _BatchNorm
+frozen weights are trained again | facts | give the new layer requires_grad of the old one
+    return new.train(old.training) => return new.train(old.training).requires_grad_(True)
 copies by state dict | state facts tied | a copy is never trained
     new.weight, new.bias = old.weight, old.bias => new.load_state_dict(old.state_dict())
         new.running_mean, new.running_var = old.running_mean, old.running_var\n =>
@@ -487,7 +491,7 @@ torch's own class | all | torch's own refuses CPU tensors
 
 CONVERT_CHILDREN = f"""
 def convert(module):
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
         return synchronised(module)
     for name, child in module.named_children():
         setattr(module, name, convert(child))
@@ -499,7 +503,7 @@ def convert(module):
 CONVERT_CHILDREN_WRONG = r"""
 children only | found tied | layers stand at any depth
     named_children() => _modules.items()
-            setattr(module, name, convert(child)) =>         if isinstance(child, _BatchNorm):
+            setattr(module, name, convert(child)) =>         if type(child).__name__.startswith('BatchNorm'):
                 setattr(module, name, synchronised(child))
 one layer becomes three | tied | one layer became several
     module.named_children() => list(module._modules.items())

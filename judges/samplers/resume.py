@@ -52,23 +52,13 @@ class Case:
 
 def act(sampler: Callable, case: Case, rank: int, world_size: int) -> Note:
     """Play the runs, each going on from the last one's state; note the next epoch, and one of another seed, too."""
-    state, told, taken, agree, numbers, trouble = None, [], [], True, 0, ""
+    state, told, taken, agree, trouble = None, [], [], True, ""
     for ranks, steps in case.runs:
-        made = case.made(sampler, ranks, state)
-        # A loader reads ahead: it has asked for more than what was trained on when the job stops.
-        taken.append([indices(one, case.length + 1)[: steps and case.rows(steps)] for one in made])
-        states = []
-        for one, mine in zip(made, taken[-1], strict=True):
-            _advance(one, len(mine), case)
-            given = one.state_dict()
-            states.append(json.dumps(given, sort_keys=True))
-            one.advance(1)
-            moves = states[-1] != json.dumps(given, sort_keys=True) and "one that changes when the sampler goes on"
-            trouble = trouble or moves or ("" if isinstance(given, dict) else type(given).__name__)
+        rows, states, wrong = _trained(case.made(sampler, ranks, state), case, steps)
+        taken.append(rows)
         agree = agree and (steps is None or len(set(states)) == 1)  # at an epoch's end, shards may differ by a row
-        state = json.loads(states[0])
+        trouble, state = trouble or wrong, json.loads(states[0])
         told.append(state)
-        numbers = max(numbers, _count(state))
     ranks, last = case.runs[0][0], case.runs[-1][0]
     parts = {"later": case.made(sampler, last, state), "again": case.made(sampler, ranks, told[0])}
     for name, ahead in (("later", 1), ("again", 0)):
@@ -77,7 +67,24 @@ def act(sampler: Callable, case: Case, rank: int, world_size: int) -> Note:
     parts["reseeded"] = replace(case, seed=case.seed + 1).made(sampler, ranks, None)
     parts["whole"] = case.made(sampler, ranks, None)
     drawn = {name: [indices(one, case.length + 1) for one in samplers] for name, samplers in parts.items()}
-    return Note(taken=taken, agree=agree, numbers=numbers, trouble=trouble, **drawn)
+    return Note(taken=taken, agree=agree, numbers=max(map(_count, told)), trouble=trouble, **drawn)
+
+
+def _trained(made: list, case: Case, steps: int | None) -> tuple[list, list[str], str]:
+    """Take so many steps; return what each rank has trained on, its state as text, and what is wrong with a state.
+
+    A loader reads ahead: it has asked for more than what was trained on when the job stops.
+    """
+    asked, states, wrong = [indices(one, case.length + 1) for one in made], [], ""
+    taken = [mine[: steps and case.rows(steps)] for mine in asked]
+    for one, mine, all_left in zip(made, taken, asked, strict=True):
+        _advance(one, len(mine), case)
+        given = one.state_dict()
+        states.append(json.dumps(given, sort_keys=True))
+        _advance(one, len(all_left) - len(mine), case)
+        moves = states[-1] != json.dumps(given, sort_keys=True) and "one that changes when the sampler goes on"
+        wrong = wrong or moves or ("" if isinstance(given, dict) else type(given).__name__)
+    return taken, states, wrong
 
 
 def _advance(sampler: Any, rows: int, case: Case) -> None:

@@ -75,11 +75,11 @@ class Layer(nn.Module):
 
     def forward(self, x_NC: torch.Tensor) -> torch.Tensor:
         mean_C, var_C = self.running_mean, self.running_var
-        few = torch.tensor(int(len(x_NC) < 3))
         if self.training:
+            few = torch.tensor(int(len(x_NC) < 3))
             dist.all_reduce(few)
-        if few:  # in training on every rank, so that none waits
-            raise ValueError("a rank gave the layer fewer than three rows")
+            if few:  # raised on every rank, so that none waits
+                raise ValueError("a rank gave the layer fewer than three rows")
         if self.training or self.mistake == "eval":
             mean_C, var_C, count = self._statistics(x_NC)
             unbiased_C = var_C * count / (count - 1)

@@ -715,7 +715,7 @@ WRONG = [
     wrong("07.4", "divided after the sum", "close", "divide by the world size before the sum", HALF,
           "bucket.buffer() / dist.get_world_size()", "bucket.buffer().clone()", "lambda future: sent.float()",
           "lambda future: sent.float() / dist.get_world_size()"),
-    wrong("07.4", "bfloat16", "close", "bfloat16", HALF, "torch.float16", "torch.bfloat16"),
+    wrong("07.4", "bfloat16", "close buckets", "bfloat16", HALF, "torch.float16", "torch.bfloat16"),
     wrong("07.4", "the loss is taken after all_reduce", "lost buckets", "take that difference before all_reduce",
           HALF, "async_op=True", "async_op=True); work.wait(", "    state[bucket.index()] = wanted - sent.float()\n",
           "", "    return", "    state[bucket.index()] = wanted - sent.float()\n    return"),

@@ -23,7 +23,7 @@ Values = dict[str, list[float]]  # by parameter
 
 
 class Net(nn.Module):
-    """Two layers and scores; some rows go through adapters first. If tied, a bias is frozen, and there is a buffer."""
+    """Two layers and scores; some rows go through adapters first. If tied, a bias is frozen, too."""
 
     def __init__(self, width: int, adapters: int, tied: bool):
         super().__init__()
@@ -33,8 +33,8 @@ class Net(nn.Module):
         if tied:
             self.second.weight = self.first.weight
             self.second.bias.requires_grad_(False)
-            self.register_buffer("offset", torch.randn(OUTPUTS))
-            self.register_buffer("seen", torch.randn(2), persistent=False)  # in no state_dict
+        self.register_buffer("offset", torch.randn(OUTPUTS))
+        self.register_buffer("seen", torch.randn(2), persistent=False)  # in no state_dict
 
     def forward(self, x: torch.Tensor, use: tuple[int, ...] = (), *, named: bool = False) -> Any:
         for index in use:
@@ -53,6 +53,8 @@ class Task:
     uses: tuple[tuple[tuple[int, ...], ...], ...]  # of each step, for each rank: the adapters that its rows need
     tied: bool = False
     adam: bool = False
+    blank: tuple[tuple[int, int], ...] = ()  # step and rank where rows are 0, and so are the first weights' gradients
+    thrice: int = -1  # a step of three passes, each for a third of the loss: forward, backward, twice forward, ...
 
     def model(self, rank: int = 0) -> Net:
         """Return the network as this rank would begin with it, in float64."""
@@ -68,7 +70,7 @@ class Task:
         """Return the mean loss over one rank's rows."""
         generator = torch.Generator().manual_seed(1000 * self.seed + 10 * step + rank)
         x, y = (torch.randn(self.rows, n, generator=generator, dtype=torch.float64) for n in (self.width, OUTPUTS))
-        use = self.uses[step][rank]
+        use, x = self.uses[step][rank], x * ((step, rank) not in self.blank)
         return ((model(x, use=use) if use else model(x)) - y - rank).square().mean()
 
     def train(self, model: nn.Module, backward: Callable[[int], None]) -> list[Values]:

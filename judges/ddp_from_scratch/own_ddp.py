@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -19,7 +20,7 @@ from ddp_course.grading.expect import all_of, exercise, nothing
 from ddp_course.grading.observe import Collectives
 from ddp_course.grading.play import Note, Round, Seen
 from judges.ddp_from_scratch import nets
-from judges.ddp_from_scratch.average import FIRST_HALF, bytes_of, gradients, sent_once, uneven, weights
+from judges.ddp_from_scratch.average import FIRST_HALF, WHOLE, bytes_of, gradients, sent_once, uneven, weights
 from judges.ddp_from_scratch.nets import weights_of
 from judges.ddp_from_scratch.start import HINTS as ALL_HINTS
 from judges.ddp_from_scratch.start import READY, rank_0s
@@ -39,9 +40,15 @@ def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
         seen.calls.clear()
 
         def backward(step: int) -> None:
-            loss = task.loss(replica, rank, step)
-            if step == 0 and rank == world_size - 1:
-                time.sleep(LATE_S)
+            replica.train(step != 1)  # gradients are averaged in eval mode, too
+            passes, losses = 3 if step == task.thrice else 1, []
+            for number in range(passes):
+                losses.append(task.loss(replica, rank, step) / passes)
+                while losses and number != 1:  # the second loss waits for the third
+                    backward_pass(losses.pop(0), late=step == 0 and rank == world_size - 1)
+
+        def backward_pass(loss: torch.Tensor, late: bool) -> None:
+            time.sleep(LATE_S * late)
             before = len(seen.calls)
             loss.backward()
             between.append(seen.calls[:before])
@@ -90,7 +97,8 @@ def rounds(rng: Random) -> list[Round]:
     first, second = rng.choice(nets.WORLDS)
     used = nets.Task(rng.randint(3, 6), 0, rng.randint(1, 10**6), (), tied=True)
     plain = nets.Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
-    tied = nets.Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True)
+    plain = replace(plain, blank=((1, rng.randrange(first)),), thrice=2)
+    tied = nets.Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True, thrice=2)
     return [Round(first, [("module", used)]), Round(first, [("plain", plain)]), Round(second, [("tied", tied)])]
 
 
@@ -106,19 +114,21 @@ start = rank_0s(
 
 
 def hooks(seen: Seen) -> Fault | None:
-    """In each step the gradients travel between the begin and the end of backward."""
+    """In each backward pass the gradients travel between its begin and its end."""
     n_bytes = seen.case.n_bytes
     for number, (calls, after) in enumerate(zip(seen["sent"], [*seen["between"][1:], []], strict=True), 1):
         if (sent := bytes_of(calls)) >= n_bytes // 2:
             continue
         cause = "register a hook with each parameter: register_post_accumulate_grad_hook"
-        if bytes_of(after, *FIRST_HALF):
+        if bytes_of(after, *WHOLE, *FIRST_HALF):
             cause = "the gradients travel after backward, when the next step begins; average them in hooks"
         elif sent:
             cause = "some parameters have no hook"
         elif number > 1:
             cause = "the hooks work in the first step only; register them once, and let them work in each"
-        expected = f"in step {number}, gradients of {n_bytes} bytes leave while backward runs"
+            if any(map(bytes_of, seen["sent"][number:])):
+                cause = "this pass was in eval mode; gradients are averaged there, too"
+        expected = f"in backward pass {number}, gradients of {n_bytes} bytes leave while it runs"
         return Fault(expected, f"{sent} bytes", seen.rank, cause)
     return None
 
@@ -164,19 +174,21 @@ OWN_DDP = exercise(
 def rounds_of_some(rng: Random) -> list[Round]:
     """All parameters on all ranks first; then steps that differ, with another number of ranks."""
     first, second = rng.choice(nets.WORLDS)
-    used = nets.Task(4, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 2)
-    seed, before = rng.randint(1, 10**6), uneven(second, rng)
-    some = nets.Task(4, used.rows, seed, (*before, ((0, 1, 2),) * second, *uneven(second, rng)))
+    used = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 3, thrice=2)
+    seed, (before, alone), (after, later) = rng.randint(1, 10**6), uneven(second, rng), uneven(second, rng)
+    steps = (*before, ((0, 1, 2),) * second, *after)
+    some = nets.Task(4, used.rows, seed, steps, blank=((1, alone), (4, later)))
     return [Round(first, [("used", used)]), Round(second, [("uneven", some)])]
 
 
+as_own_ddp = all_of(start, gradients(0), sent_once, weights)
 some, none = gradients(0, missing=False), gradients(0, missing=True)
 UNUSED = exercise(
     *("06.4", "A parameter that some ranks do not use (stretch)", "PatientDDP", 25),
     act=act,
     rounds=rounds_of_some,
     checks={
-        "used": ("with all parameters in use, it is the DDP of 06.3", 1, all_of(start, gradients(0), weights), "used"),
+        "used": ("with all parameters in use, it is the DDP of 06.3", 1, as_own_ddp, "used"),
         "some": ("a gradient that is missing on some ranks counts as zero there, and nobody hangs", 2, some, "uneven"),
         "none": ("a gradient that is missing on all ranks stays None", 1, none, "uneven"),
         "steps": ("five steps, each with other parameters: the weights are those of one process", 1, weights, "uneven"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from functools import partial
 from random import Random
 
 import torch
@@ -43,18 +44,20 @@ MISTAKES = {
     ),
 }
 
+TWO_FORMS = ("local", "start", "buffers", "last")  # rank 0 alone has the mean; the last rank's start; the first
+
 
 class Replica(nn.Module):
-    """What 06.3 asks for, or that with one mistake."""
+    """What 06.3 asks for, or that with one mistake, which may have another form."""
 
-    def __init__(self, module: nn.Module, mistake: str = "", at_end: bool = False):
+    def __init__(self, module: nn.Module, mistake: str = "", at_end: bool = False, other: bool = False):
         super().__init__()
         self.module = copy.deepcopy(module) if mistake == "copy" else module
-        self.mistake, self.at_end, self.passes, self.waiting = mistake, at_end, Counter(), []
+        self.mistake, self.at_end, self.other, self.passes, self.waiting = mistake, at_end, other, Counter(), []
         parameters = list(self.module.parameters())
-        start = [] if mistake == "start" else parameters
-        for tensor in (*start, *([] if mistake == "buffers" else self.module.buffers())):
-            dist.broadcast(tensor.detach(), src=0)
+        for name, tensors in (("start", parameters), ("buffers", self.module.buffers())):
+            for tensor in [] if mistake == name and not other else tensors:
+                dist.broadcast(tensor.detach(), src=dist.get_world_size() - 1 if mistake == name else 0)
         for parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._ready)
@@ -79,15 +82,18 @@ class Replica(nn.Module):
     def _average(self, parameter: nn.Parameter) -> None:
         self.passes[parameter] += 1
         left_out = {
-            "local": True,
-            "last": parameter is list(self.module.parameters())[-1],
+            "local": not self.other,
+            "last": parameter is list(self.module.parameters())[0 if self.other else -1],
             "once": self.passes[parameter] > 1,
         }
         if left_out.get(self.mistake):
             return
         if self.mistake != "sum":
             parameter.grad /= dist.get_world_size()
-        dist.all_reduce(parameter.grad)
+        if self.mistake == "local":
+            dist.reduce(parameter.grad, dst=0)  # no other rank gets the mean
+        else:
+            dist.all_reduce(parameter.grad)
 
 
 def course_replica(module: nn.Module) -> nn.Module:
@@ -98,7 +104,7 @@ def course_replica(module: nn.Module) -> nn.Module:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """The right ones and the wrong ones, each in another order."""
+    """The right ones and the wrong ones, each in another order; a thorough test may need its time for each few."""
     right = [
         Trial(Replica, "a wrapper as in 06.3"),
         Trial(lambda module: Replica(module, at_end=True), "a wrapper that averages at the end of backward"),
@@ -106,10 +112,13 @@ def rounds(rng: Random) -> list[Round]:
         Trial(nn.parallel.DistributedDataParallel, "torch's DistributedDataParallel"),
     ]
     wrong = [
-        Trial(lambda module, mistake=mistake: Replica(module, mistake), "a wrapper with that mistake", mistake)
+        Trial(partial(Replica, mistake=mistake, other=other), "a wrapper with that mistake", mistake)
         for mistake in MISTAKES
+        for other in (False, True)[: 1 + (mistake in TWO_FORMS)]
     ]
-    return [trials(rng.choice((2, 3)), rng.sample(right, len(right)), rng.sample(wrong, len(wrong)))]
+    ranks, names = rng.choice((2, 3)), rng.sample(list(MISTAKES), len(MISTAKES))
+    parts = [[trial for trial in wrong if trial.mistake in some] for some in (names[:4], names[4:])]
+    return [trials(ranks, rng.sample(right, len(right)), []), *(trials(ranks, [], part) for part in parts)]
 
 
 OWN_TEST = exercise(

@@ -55,6 +55,7 @@ class Mixed(nn.Module):
             else:
                 count = torch.randint(1, 10**6, tensor.shape, generator=generator)
                 tensor.copy_(BIG + 2 * count)  # odd, so that float64 would lose it
+        self.frozen.data[0] = -0.0
 
     def values(self) -> dict[str, Values]:
         """Return parameters and buffers as plain data; whole numbers less BIG, so that none loses a digit."""
@@ -71,6 +72,7 @@ def act(function, case: tuple[int, list[int]], rank: int, world_size: int) -> No
     width, seeds = case
     model = Mixed(width, seeds[rank])
     held, flags = dict(model.named_parameters()), [p.requires_grad for p in model.parameters()]
+    places = _places(model)
     with Collectives() as seen:
         result = function(rank, world_size, model)
     now = dict(model.named_parameters())
@@ -80,10 +82,18 @@ def act(function, case: tuple[int, list[int]], rank: int, world_size: int) -> No
         silent="" if seen.calls else "no collective",
         new=isinstance(result, nn.Module) and result is not model,
         other=other and f"{other} replaced by another object",
+        moved=", ".join(name for name, place in _places(model).items() if places.get(name) != place),
+        sign="" if model.frozen[0].signbit() else "0.0",
         untied="" if model.tied.weight is model.layer.weight else "two objects",
         flags="" if [p.requires_grad for p in model.parameters()] == flags else "a different one",
         dirty=", ".join(f"a .grad or a grad_fn in {n}" for n, p in now.items() if p.grad is not None or p.grad_fn),
     )
+
+
+def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return where the numbers of parameters are, and which objects the buffers are."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {n: (t.data_ptr(), 0 if isinstance(t, nn.Parameter) else id(t)) for n, t in named}
 
 
 def rounds(rng: Random) -> list[Round]:
@@ -152,11 +162,14 @@ def values(kind: str, untouched: str, kept: Mapping[str, str]) -> Expect:
 
 
 COUNTERS = "buffers of whole numbers were left out; they belong to the start, too"
-parameters = values(
-    "parameters",
-    "nothing arrived in the parameters; broadcast writes into the tensor that it is given: give it "
-    "parameter.detach(), not a copy",
-    {"frozen": "frozen parameters belong to the start, too: do not ask for requires_grad"},
+parameters = all_of(
+    values(
+        "parameters",
+        "nothing arrived in the parameters; broadcast writes into the tensor that it is given: give it "
+        "parameter.detach(), not a copy",
+        {"frozen": "frozen parameters belong to the start, too: do not ask for requires_grad"},
+    ),
+    nothing("sign", "-0.0 in frozen, as on rank 0", "-0.0 and 0.0 add up to 0.0; a sum is no copy: broadcast"),
 )
 buffers = values(
     "buffers",
@@ -170,6 +183,10 @@ same_model = all_of(
     nothing(
         *("other", "the same Parameter objects as before"),
         "an optimizer made before would go on with the old ones; write into the tensor: copy_, or broadcast itself",
+    ),
+    nothing(
+        *("moved", "parameters in the memory where they were, and the same buffers"),
+        "write into the tensors that are there: copy_, or broadcast itself; what is assigned is another tensor",
     ),
     nothing("untied", "tied weights are one object still", "write into the tensors that are there"),
     nothing("flags", "each requires_grad as before", "leave requires_grad as it was: use detach(), or torch.no_grad()"),

@@ -22,14 +22,15 @@ from torch.distributed import distributed_c10d as c10d
 from ddp_course.grading import tasks
 from ddp_course.grading.compare import close, factor
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, equals, exercise, follows, nothing, turned
+from ddp_course.grading.expect import Expect, all_of, equals, exercise, first_mistake, follows, nothing, turned
 from ddp_course.grading.observe import Collectives, Log
 from ddp_course.grading.play import Note, Round, Seen
+from judges.gradient_bucketing import planning
 
 STEPS, ROWS, RATE = 3, 4, 0.5
 TOLERANCE = 1e-9
 THROUGH_WAIT_S, FINISHED_WAIT_S, LATE_S = 3.0, 0.2, 0.02
-BUCKETS, MORE = 3, 2  # collectives in a step, and how many more another good plan may have
+BUCKETS = 3  # collectives in a step
 # Of all exercises' hints: the limit of the run came before that of the collective.
 STUCK = {
     r"(?s)no result after.*waited in (all_reduce|barrier|broadcast|reduce|all_gather)": "some ranks wait in a "
@@ -49,7 +50,24 @@ class Task:
 
     def model(self) -> nn.Sequential:
         """Return the same model on every rank."""
-        return tasks.net(self.seed, *[self.width] * (self.layers + 1))
+        return Crossed(*tasks.net(self.seed, *[self.width] * (self.layers + 1)))
+
+    @property
+    def plan(self) -> list[int]:
+        """The bytes of each bucket."""
+        sizes = [parameter.nbytes for parameter in self.model().parameters()]
+        case = planning.Case(sizes, ["float64"] * len(sizes), self.cap, self.cap)
+        return case.bytes_of(planning.greedy(case))
+
+
+class Crossed(nn.Sequential):
+    """The last two layers are used in the other order: so the last gradient in a plan need not be the last to come."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        *others, one, activation, two = self
+        for module in (*others, two, activation, one):
+            x = module(x)
+        return x
 
 
 class Gate:
@@ -97,6 +115,7 @@ def act(cls, task: Task, rank: int, world_size: int) -> Note:
     for step in range(STEPS):
         x, y = tasks.batch(task.seed, rank, step, ROWS, task.width)
         model.zero_grad()
+        replica.train(step != 1)  # gradients are averaged in eval mode, too
         ready[:], there = [0], []
         with Log(model) as log, Collectives() as seen:
             logs.append(log)
@@ -118,11 +137,15 @@ def act(cls, task: Task, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Six layers in three buckets, with a gate; then seven in three, with another number of ranks."""
+    """Six layers in three buckets, with a gate; then seven in three, with another number of ranks.
+
+    First a bucket has just the cap, then the gradient that fills it is too large for it.
+    """
     chosen, names = [], ("gated", "free")
-    for name, ranks, layers, per_bucket in zip(names, rng.sample((2, 3, 4), 2), (6, 7), (2, 3), strict=True):
+    for name, ranks, layers, per_bucket in zip(names, rng.sample((2, 3, 4), 2), (6, 7), (2, 2.5), strict=True):
         width, gate = rng.randint(5, 9), f"gate/{uuid.uuid4()}" if name == "gated" else ""
-        task = Task(layers, width, rng.randint(1, 10**6), 8 * per_bucket * (width * width + width), gate)
+        cap = int(8 * per_bucket * (width * width + width))
+        task = Task(layers, width, rng.randint(1, 10**6), cap, gate)
         chosen.append(Round(ranks, [(name, task)]))
     return chosen
 
@@ -219,8 +242,8 @@ count_is_right = log_is(
         rf"([^sS]*[sS]){{{BUCKETS}}}.*": "a bucket holds more than the cap, or some are never sent: close it when it "
         "has reached cap_bytes (plan_buckets of the course wants first_cap_bytes as well), and let each hook know its "
         "own bucket",
-        rf"([^sS]*[sS][^sS]*){{{BUCKETS},{BUCKETS + MORE}}}": "more collectives than buckets: send each bucket once, "
-        "when its last gradient is there",
+        rf"([^sS]*[sS][^sS]*){{{BUCKETS}}}": "more collectives than buckets: close a bucket when it has reached the "
+        "cap, not before, and send it once, when its last gradient is there",
     },
 )
 in_time = log_is(
@@ -236,11 +259,12 @@ in_time = log_is(
 )
 
 
-def sent_once(seen: Seen) -> Fault | None:
-    """No step sends more bytes than its gradients have."""
-    most, total = max(sum(call.n_bytes for call, _ in sent) for sent in seen["sent"]), seen["total"]
-    cause = "gradients travel more than once; a bucket holds its own gradients only"
-    return Fault(f"{total} bytes in each step", f"{most} bytes", seen.rank, cause) if most > total * 1.05 else None
+def as_planned(seen: Seen) -> Fault | None:
+    """Each step sends the buckets of the plan, of so many bytes, and nothing else."""
+    steps = ([call.n_bytes for call, _ in sent] for sent in seen["sent"])
+    other = next((str(sent) for sent in steps if sent != seen.case.plan), "")
+    causes = {"a bucket closes when it has reached the cap, not later, and holds its own gradients only": other}
+    return first_mistake(f"collectives of {seen.case.plan} bytes in each step", causes, seen.rank)
 
 
 def none_ready(seen: Seen) -> Fault | None:
@@ -255,7 +279,7 @@ def none_ready(seen: Seen) -> Fault | None:
     return None
 
 
-counted, overlapped = all_of(count_is_right, sent_once), all_of(in_time, none_ready)
+counted, overlapped = all_of(count_is_right, as_planned), all_of(in_time, none_ready)
 AT_WORK = "a rank computes on while its buckets wait for a slower rank"
 asynchronous = all_of(
     log_is(AT_WORK, {r".*s.*": "nothing is launched while backward computes"}, of="first"),

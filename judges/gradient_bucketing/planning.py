@@ -49,7 +49,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Any:
 def rounds(rng: Random) -> list[Round]:
     """One dtype and one cap, then a first cap, then two dtypes, then the corners."""
     layers, weight, bias = rng.randint(6, 9), 100 * rng.randint(5, 9), 10 * rng.randint(2, 6)
-    two = ["float16", "float32", "float32", "float16"] * 4
+    some = ["float16", "float32", "bfloat16", "float16"] * 4
 
     def plain(sizes: list[int], cap: int, first_cap: int = 0) -> Case:
         return Case(sizes, ["float32"] * len(sizes), cap, first_cap or cap)
@@ -57,10 +57,12 @@ def rounds(rng: Random) -> list[Round]:
     cases = {
         "even": plain([weight, bias] * layers, int(2.5 * weight)),
         "first": plain([10 * rng.randint(8, 30) for _ in range(14)], 805, 305),
+        "larger": plain([10 * rng.randint(8, 30) for _ in range(14)], 305, 805),
+        "nothing": plain([0, 50, 50, 0], 100),  # parameters without elements
         "huge": plain([40, 50, 5000, 60, 70, 80], 200),
         "behind": plain([40, 50, 5000, 60, 70], 200),  # the open bucket has something already
         "exact": plain([weight] * 6, 2 * weight),
-        "mixed": Case([20 * rng.randint(8, 20) for _ in range(16)], two, 910, 510),
+        "mixed": Case([20 * rng.randint(8, 20) for _ in range(16)], some, 910, 510),
         # The first bucket of float32 is opened before that of float16 and closes after it.
         "late": Case([100] * 9, ["float32"] * 5 + ["float16"] * 3 + ["float32"], 250, 250),
         "empty": plain([], 100),
@@ -162,17 +164,17 @@ def dtypes(case: Case, plan: Plan) -> str:
     if plan == right or (incomplete := once(case, plan)):
         return "" if plan == right else incomplete
     if any(len({case.dtypes[i] for i in bucket}) > 1 for bucket in plan):
-        return "a bucket is one tensor, so it has one dtype; here float16 and float32 share one"
+        return "a bucket is one tensor, so it has one dtype; here two of them share one, such as float16 and bfloat16"
     if sorted(plan) == sorted(right):
         return "the buckets are right, their order is not: sort them by their first gradient, the highest index first"
     if all(bucket == list(range(bucket[0], bucket[-1] - 1, -1)) for bucket in plan):
         return "a change of dtype closes the bucket; keep one open bucket for each dtype, so that it can go on"
-    if any([b for b in plan if case.dtypes[b[0]] == t] == [b for b in right if case.dtypes[b[0]] == t] for t in TWO):
+    of = {t: [[b for b in each if case.dtypes[b[0]] == t] for each in (plan, right)] for t in case.dtypes}
+    if any(found == wanted for found, wanted in of.values()):
         return "the other dtype's first bucket does not close at first_cap_bytes; each dtype has a small first bucket"
     return "for each dtype by itself, the plan is the same as if there were no other"
 
 
-TWO = ("float16", "float32")
 complete = rule(lambda case: f"each of {list(range(len(case.sizes)))} once", once)
 falling = rule(lambda case: f"indices that fall from {len(case.sizes) - 1} to 0, through all buckets", order)
 full = rule(lambda case: f"buckets of {case.bytes_of(greedy(case))} bytes", cap)
@@ -186,11 +188,11 @@ PLAN = exercise(
     checks={
         "once": (
             *("each parameter is in one bucket, and no bucket is empty", 1, complete),
-            "even first huge behind exact mixed late empty",
+            "even first larger huge behind exact nothing mixed late empty",
         ),
         "order": ("what backward computes first comes first", 1, falling, "even first huge behind exact"),
-        "cap": ("a bucket closes when it has reached the cap", 1, full, "even exact huge behind"),
-        "first": ("the first bucket has a cap of its own", 1, small_first, "first"),
+        "cap": ("a bucket closes when it has reached the cap", 1, full, "even exact nothing huge behind"),
+        "first": ("the first bucket has a cap of its own", 1, small_first, "first larger"),
         "dtypes": ("each dtype has its own buckets", 1, apart, "mixed late"),
     },
     refused=("ddp_course.parallel.bucketing.plan_buckets", "torch.distributed._compute_bucket_assignment_by_size"),

@@ -10,11 +10,12 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import cycle, islice
 from random import Random
 
 import torch
 
+from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import alike, all_of, exercise, first_mistake
 from ddp_course.grading.isolated import plain
@@ -44,10 +45,11 @@ class Case:
 
 
 def act(sampler: Callable, case: Case, rank: int, world_size: int) -> Note:
-    """Note what the samplers of all ranks deal, and their first epoch with another seed."""
+    """Note what the samplers of all ranks deal, what with another seed, and the order of all samples, which one has."""
     epochs, lengths = _dealt(sampler, case)
-    (other,), _ = _dealt(sampler, replace(case, seed=case.seed + 1, epochs=(0,)))
-    return Note(epochs=epochs, lengths=lengths, other=other)
+    others, _ = _dealt(sampler, replace(case, seed=case.seed + 1))
+    orders, _ = _dealt(sampler, replace(case, ranks=1, drop_last=False))
+    return Note(epochs=epochs, lengths=lengths, others=others, orders=[order for (order,) in orders])
 
 
 def _dealt(sampler: Callable, case: Case) -> tuple[list[Shards], list[int]]:
@@ -55,13 +57,14 @@ def _dealt(sampler: Callable, case: Case) -> tuple[list[Shards], list[int]]:
     for rank in range(case.ranks):
         torch.manual_seed(1000 + rank)  # as in processes of their own, which draw other numbers
         made = sampler(case.length, case.ranks, rank, case.seed, case.drop_last)
+        lengths.append(plain(len(made)))
         mine = []
         for epoch in case.epochs:
             if epoch is not None:
                 made.set_epoch(epoch)
+            next(iter(made), None)  # somebody who breaks off
             mine.append(indices(made, 10 * case.length + 10))
         by_rank.append(mine)
-        lengths.append(plain(len(made)))
     return [list(shards) for shards in zip(*by_rank, strict=True)], lengths
 
 
@@ -82,12 +85,17 @@ def rounds(rng: Random) -> list[Round]:
     ranks, seed = rng.choice((3, 4)), rng.randrange(100)
     length = ranks * rng.randint(8, 12) + rng.randint(1, ranks - 1)
     cases = {
-        "uneven": Case(length, ranks, seed, (0, 1, None, 5, 0)),
-        "dropped": Case(length, ranks, seed, tuple(range(20)), drop_last=True),
+        "uneven": Case(length, ranks, 0, (None, 0, 1, None, 5, 0)),  # a product with seed 0 has no epoch in it
         "few": Case(ranks - 1, ranks + 4, seed),
         "even": Case(4 * ranks, ranks, seed, (2,)),
     }
-    return [Round(2, list(cases.items()), init=False)]  # two processes that know nothing of each other
+    dropped = {
+        "dropped": Case(length, ranks, seed, tuple(range(20)), drop_last=True),
+        "divided": Case(4 * ranks, ranks, seed, drop_last=True),
+        "scarce": Case(ranks - 1, ranks, seed, drop_last=True),
+    }
+    # Two processes that know nothing of each other.
+    return [Round(2, list(some.items()), init=False) for some in (cases, dropped)]
 
 
 def sound(seen: Seen) -> Fault | None:
@@ -113,10 +121,10 @@ def even(seen: Seen) -> Fault | None:
 
 
 def _size_cause(sizes: list[int], case: Case) -> str:
-    if case.drop_last:
-        return "with drop_last the end of the order is left out, so that no sample is repeated"
     if case.length % case.ranks == 0:
         return "the ranks divide the length here: there is nothing to repeat or to drop"
+    if case.drop_last:
+        return "with drop_last the end of the order is left out, so that no sample is repeated"
     if set(sizes) == {case.length}:
         return "every rank gets everything; take every world_size-th entry, beginning with the rank's own"
     if set(sizes) == {case.length // case.ranks}:
@@ -141,12 +149,25 @@ def whole(seen: Seen) -> Fault | None:
     first, *others = [sorted(i for i, n in counts.items() if n > 1) for counts in counted]
     always = _moves(epochs) and first and others == [first] * len(others) and f"always {first}"
     cause = "the order is padded before it is shuffled; shuffle all samples, then repeat the first of that order"
-    return first_mistake("different samples repeated in different epochs", {cause: always})
+    return first_mistake("different samples repeated in different epochs", {cause: always}) or from_the_beginning(seen)
+
+
+def from_the_beginning(seen: Seen) -> Fault | None:
+    """What is dealt is the beginning of the one order, which is repeated where it is too short."""
+    total = seen.case.share * seen.case.ranks
+    for shards, order in zip(seen["epochs"], seen["orders"], strict=True):
+        dealt = Counter(sum(shards, []))
+        if _moves(seen["epochs"]) and dealt.total() == total and dealt != Counter(islice(cycle(order), total)):
+            cause = "either padding repeats, or drop_last leaves out, another part of the order than the text says, "
+            cause += "or there is another order for another number of ranks"
+            expected = f"the first {total} of the order that a single rank has, {short(order)}, begun again at its end"
+            return Fault(expected, "others", cause=cause)
+    return None
 
 
 def _moves(epochs: list[Shards]) -> bool:
-    """Whether samples come to other ranks in the second epoch; if not, that is another check's affair."""
-    return len(epochs) > 1 and any(sorted(a) != sorted(b) for a, b in zip(epochs[0], epochs[1], strict=True))
+    """Whether samples come to other ranks in another epoch; if not, that is another check's affair."""
+    return any(sorted(a) != sorted(b) for later in epochs for a, b in zip(epochs[0], later, strict=True))
 
 
 def _overlap(shards: Shards) -> str:
@@ -160,12 +181,13 @@ def _overlap(shards: Shards) -> str:
 
 def own_order(seen: Seen) -> Fault | None:
     """Each epoch has an order of its own, which follows from its number."""
-    zero, one, again, five, back = seen["epochs"]
+    fresh, zero, one, again, five, back = seen["epochs"]
     ascending = all(any(shard == sorted(shard) for shard in shards) for shards in (zero, one))
     mistakes = {
         "shuffle the indices, with torch.randperm for instance": ascending and "an ascending order",
         "set_epoch has no effect on the order; the shuffle's seed must contain the epoch":
             (zero == one or one == five) and "the same order for different epochs",
+        "before the first call of set_epoch the epoch is 0": fresh != zero and "another order than in epoch 0",
         "the order must follow from seed and epoch alone; make a new generator in each __iter__":
             (one != again or zero != back) and "different orders for the same epoch",
         "each rank shuffles within its own shard; shuffle all samples first, then deal":
@@ -176,8 +198,8 @@ def own_order(seen: Seen) -> Fault | None:
 
 def seeded(seen: Seen) -> Fault | None:
     """Another seed, another order."""
-    same = seen["epochs"][0] == seen["other"] and "the same order"
-    return first_mistake("another order for another seed", {"the shuffle of epoch 0 does not use the seed": same})
+    same = any(map(operator.eq, seen["epochs"], seen["others"])) and "the same order"
+    return first_mistake("another order for another seed", {"the shuffle does not use the seed in each epoch": same})
 
 
 def dropped(seen: Seen) -> Fault | None:
@@ -188,7 +210,8 @@ def dropped(seen: Seen) -> Fault | None:
     never = set(range(seen.case.length)) - {i for shards in seen["epochs"] for shard in shards for i in shard}
     cause = "the samples are cut off before the shuffle; shuffle all of them, then leave out the end of the order"
     expected = f"every sample in some of {len(seen['epochs'])} epochs"
-    return first_mistake(expected, {cause: _moves(seen["epochs"]) and never and f"never {sorted(never)}"})
+    always = _moves(seen["epochs"]) and never and f"never {sorted(never)}"
+    return first_mistake(expected, {cause: always}) or from_the_beginning(seen)
 
 
 anywhere = alike(
@@ -209,7 +232,7 @@ DEAL = exercise(
         "epochs": ("each epoch has its own order", 2, all_of(own_order, anywhere), "uneven"),
         "seed": ("another seed, another order", 1, seeded, "uneven"),
         "few": ("fewer samples than ranks", 1, all_of(sound, even, whole), "few"),
-        "drop": ("drop_last", 1, all_of(sound, even, dropped), "dropped"),
+        "drop": ("drop_last", 1, all_of(sound, even, dropped), "dropped divided scarce"),
     },
     refused=REFUSED,
 )

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import torch
 
@@ -32,6 +33,10 @@ class Case:
     batch: int
     runs: tuple[tuple[int, int | None], ...]
 
+    def rows(self, steps: int) -> int:
+        """Return the rows of a rank's first steps; every other batch has one more than `batch`."""
+        return steps * self.batch + steps // 2
+
     def made(self, sampler: Callable, ranks: int, state: dict | None) -> list:
         """Return the samplers of all ranks, as in processes of their own."""
         found = []
@@ -47,26 +52,46 @@ class Case:
 
 def act(sampler: Callable, case: Case, rank: int, world_size: int) -> Note:
     """Play the runs, each going on from the last one's state; note the next epoch, and one of another seed, too."""
-    state, taken, agree, numbers = None, [], True, 0
+    state, told, taken, agree, trouble = None, [], [], True, ""
     for ranks, steps in case.runs:
-        made = case.made(sampler, ranks, state)
-        # A loader reads ahead: it has asked for more than what was trained on when the job stops.
-        taken.append([indices(one, case.length + 1)[: steps and steps * case.batch] for one in made])
-        states = []
-        for one, mine in zip(made, taken[-1], strict=True):
-            for start in range(0, len(mine), case.batch):
-                one.advance(len(mine[start : start + case.batch]))
-            states.append(json.dumps(one.state_dict(), sort_keys=True))
+        rows, states, wrong = _trained(case.made(sampler, ranks, state), case, steps)
+        taken.append(rows)
         agree = agree and (steps is None or len(set(states)) == 1)  # at an epoch's end, shards may differ by a row
-        state = json.loads(states[0])
-        numbers = max(numbers, _count(state))
-    later = case.made(sampler, case.runs[-1][0], state)
-    for one in later:
-        one.set_epoch(case.epoch + 1)
-    reseeded = replace(case, seed=case.seed + 1).made(sampler, case.runs[0][0], None)
-    parts = {"later": later, "reseeded": reseeded, "whole": case.made(sampler, case.runs[0][0], None)}
+        trouble, state = trouble or wrong, json.loads(states[0])
+        told.append(state)
+    ranks, last = case.runs[0][0], case.runs[-1][0]
+    parts = {"later": case.made(sampler, last, state), "again": case.made(sampler, ranks, told[0])}
+    for name, ahead in (("later", 1), ("again", 0)):
+        for one in parts[name]:
+            one.set_epoch(case.epoch + ahead)
+    parts["reseeded"] = replace(case, seed=case.seed + 1).made(sampler, ranks, None)
+    parts["whole"] = case.made(sampler, ranks, None)
     drawn = {name: [indices(one, case.length + 1) for one in samplers] for name, samplers in parts.items()}
-    return Note(taken=taken, agree=agree, numbers=numbers, **drawn)
+    return Note(taken=taken, agree=agree, numbers=max(map(_count, told)), trouble=trouble, **drawn)
+
+
+def _trained(made: list, case: Case, steps: int | None) -> tuple[list, list[str], str]:
+    """Take so many steps; return what each rank has trained on, its state as text, and what is wrong with a state.
+
+    A loader reads ahead: it has asked for more than what was trained on when the job stops.
+    """
+    asked, states, wrong = [indices(one, case.length + 1) for one in made], [], ""
+    taken = [mine[: steps and case.rows(steps)] for mine in asked]
+    for one, mine, all_left in zip(made, taken, asked, strict=True):
+        _advance(one, len(mine), case)
+        given = one.state_dict()
+        states.append(json.dumps(given, sort_keys=True))
+        _advance(one, len(all_left) - len(mine), case)
+        moves = states[-1] != json.dumps(given, sort_keys=True) and "one that changes when the sampler goes on"
+        wrong = wrong or moves or ("" if isinstance(given, dict) else type(given).__name__)
+    return taken, states, wrong
+
+
+def _advance(sampler: Any, rows: int, case: Case) -> None:
+    """Train on so many rows, batch by batch."""
+    for step in range(rows):
+        if (done := case.rows(step)) < rows:
+            sampler.advance(min(rows, case.rows(step + 1)) - done)
 
 
 def _count(state: object) -> int:
@@ -76,16 +101,19 @@ def _count(state: object) -> int:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """An epoch without interruption; one with; one that goes on with other numbers of ranks, twice."""
+    """An epoch without interruption; with one, in its middle or at or near its end; with two, on other ranks."""
     ranks, batch, epoch = rng.choice((3, 4)), rng.randint(2, 3), rng.randint(1, 5)
     length = ranks * batch * 5 + rng.randint(1, ranks - 1)
     seed = rng.randrange(100)
-    runs = {
-        "whole": ((ranks, None),),
-        "stopped": ((ranks, 2), (ranks, None)),
-        "resized": ((ranks, 1), (ranks - 1, 2), (ranks + 1, None)),
+    whole = Case(length, seed, epoch, batch, ((ranks, None),))
+    cases = {
+        "whole": whole,
+        "stopped": replace(whole, seed=0, runs=((ranks, 2), (ranks, None))),  # a product with seed 0 has no epoch in it
+        "ended": replace(whole, length=ranks * whole.rows(4), runs=((ranks, 4), (ranks, None))),
+        "rest": replace(whole, length=ranks * whole.rows(4) + 1, runs=((ranks, 4), (ranks + 1, None))),
+        "resized": replace(whole, runs=((ranks, 1), (ranks - 1, 2), (ranks + 1, None))),
     }
-    return [Round(1, [(name, Case(length, seed, epoch, batch, each)) for name, each in runs.items()], init=False)]
+    return [Round(1, list(cases.items()), init=False)]
 
 
 def each_once(seen: Seen) -> Fault | None:
@@ -144,8 +172,9 @@ def small_state(seen: Seen) -> Fault | None:
         "a list grows with the data set; the epoch and a position say the same": many,
         "the state is saved by one rank and loaded by all, so nothing in it may depend on the rank":
             not seen["agree"] and "different states",
+        "return a new dictionary, which nothing changes afterwards": seen["trouble"],
     }  # fmt: skip
-    return first_mistake("a state of a few numbers, the same on all ranks", mistakes)
+    return first_mistake("a dictionary of a few numbers, the same on all ranks", mistakes)
 
 
 def next_epoch(seen: Seen) -> Fault | None:
@@ -157,6 +186,8 @@ def next_epoch(seen: Seen) -> Fault | None:
             (len(counts) != seen.case.length or max(counts.values()) > 1) and said,
         "set_epoch has no effect on the order; the shuffle's seed must contain the epoch":
             seen["later"] == seen["whole"] and "the order of the epoch before",
+        "set_epoch begins a whole epoch, also that which was interrupted":
+            seen["again"] != seen["whole"] and "something else, if the epoch that was interrupted begins again",
     }  # fmt: skip
     return first_mistake(f"all {seen.case.length} samples in the next epoch, each once, in another order", mistakes)
 
@@ -170,8 +201,8 @@ RESUME = exercise(
     rounds=rounds,
     checks={
         "whole": ("an epoch without interruption: each sample once, shuffled", 1, all_of(each_once, shuffled), "whole"),
-        "stopped": ("an epoch that was interrupted", 2, all_of(each_once, same_order), "stopped"),
-        "resized": ("going on with other numbers of ranks", 2, each_once, "resized"),
+        "stopped": ("an epoch that was interrupted", 2, all_of(each_once, same_order), "stopped ended"),
+        "resized": ("going on with other numbers of ranks", 2, each_once, "resized rest"),
         "state": ("a small state, the same on all ranks", 1, small_state, "stopped resized"),
         "next": ("the next epoch is whole, in its own order", 1, next_epoch, "stopped"),
     },

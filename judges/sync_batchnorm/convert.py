@@ -16,7 +16,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_course.grading.compare import close
 from ddp_course.grading.exercise import Fault, FaultFound
@@ -26,6 +25,7 @@ from ddp_course.grading.play import Note, Round, Seen
 from ddp_course.parallel import SyncBatchNorm
 from judges.sync_batchnorm.models import lone_layer, nested_model, tied_model, unusual_model
 
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 ARGUMENTS = ("num_features", "eps", "momentum", "affine", "track_running_stats", "training")
 STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 Case = tuple[Callable, int]  # what makes the model, and its features
@@ -49,7 +49,7 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
 
 def _converted(function: Callable, model: nn.Module, x: torch.Tensor) -> Note:
     before = dict(model.named_modules(remove_duplicate=False))
-    old = {name: layer for name, layer in before.items() if isinstance(layer, _BatchNorm)}
+    old = {name: layer for name, layer in before.items() if isinstance(layer, KINDS)}
     for layer in old.values():  # other numbers than those of a new layer
         for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
             if tensor is not None:
@@ -73,7 +73,8 @@ def _converted(function: Callable, model: nn.Module, x: torch.Tensor) -> Note:
 
 
 def _facts(layer: nn.Module | None) -> dict:
-    return {name: plain(getattr(layer, name, None)) for name in ARGUMENTS}
+    wanted = [parameter.requires_grad for parameter in layer.parameters()] if layer else []
+    return {name: plain(getattr(layer, name, None)) for name in ARGUMENTS} | {"requires_grad": wanted}
 
 
 def rounds(rng: Random) -> list[Round]:

@@ -38,11 +38,13 @@ def act(layer_class, case: Case, rank: int, world_size: int) -> Note:
     layer = layer_class(len(weight_C), eps=EPS, momentum=MOMENTUM).double()
     layer.weight.data.copy_(weight_C)
     layer.bias.data.copy_(bias_C)
-    note, calls = Note(y=[], graph="", kept=[_kept(layer)]), []
+    note, calls = Note(y=[], graph="", kept=[_kept(layer)], given_changed=False), []
     for index, parts in enumerate(case.batches, 1):
         layer.train(index < len(case.batches))
-        with Collectives() as seen:  # the rows are as from a layer below
-            note["y"].append(plain(layer(parts[rank].clone().requires_grad_(layer.training))))
+        rows = parts[rank].clone().requires_grad_(index == len(case.batches) - 1)  # as from a layer below, or not
+        with Collectives() as seen:
+            note["y"].append(plain(layer(rows)))
+        note["given_changed"] = note["given_changed"] or not torch.equal(rows, parts[rank])
         calls.append(seen.talks)
         note["kept"].append(_kept(layer))
         graphs = (f"{name}.requires_grad is True" for name in STATS if getattr(layer, name).requires_grad)
@@ -57,12 +59,13 @@ def _kept(layer: torch.nn.Module) -> dict:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Rows of unequal numbers first, twice, and an evaluation; then images, with other ranks."""
+    """Rows of unequal numbers first, twice, and an evaluation; then images, with other ranks; then one rank alone."""
     ranks, channels = rng.choice((2, 3)), rng.randint(4, 6)
     sizes = [unequal(rng, ranks), unequal(rng, ranks, least=40), unequal(rng, ranks)]
     rows, both = [batch(rng, counts, (channels,)) for counts in sizes], affine(rng, channels)
     images = [batch(rng, unequal(rng, 2), (channels, 2, 7)) for _ in range(2)]
-    return [Round(ranks, [("rows", Case(both, rows))]), Round(2, [("images", Case(both, images))])]
+    alone = Round(1, [("alone", Case(both, [batch(rng, [9], (channels,)) for _ in range(2)]))])
+    return [Round(ranks, [("rows", Case(both, rows))]), Round(2, [("images", Case(both, images))]), alone]
 
 
 # --- What is expected ------------------------------------------------------------------------------
@@ -198,7 +201,7 @@ LAYER = exercise(
     rounds=rounds,
     checks={
         "output": ("in training, the output is that of the whole batch", 2, outputs, "rows"),
-        "running": ("the running statistics follow the whole batch", 2, followed, "rows"),
+        "running": ("the running statistics follow the whole batch", 2, followed, "rows alone"),
         "eval": ("in eval mode they are used, and nobody talks", 1, evaluated, "rows"),
         "few": ("a few numbers travel, and no rows", 1, few, "rows"),
         "images": ("so it is for images", 1, all_of(outputs, followed, evaluated), "images"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ddp_course.parallel import SyncBatchNorm
+
 
 class Block(nn.Module):
     """A convolution with a way around it, as in a ResNet."""
@@ -24,10 +26,10 @@ class Block(nn.Module):
 
 
 def nested_model(features: int) -> tuple[nn.Module, torch.Tensor]:
-    """Return a model with layers of three kinds, at several depths, and an input."""
+    """Return a model with layers of three kinds, at several depths, one that is converted already, and an input."""
     model = nn.Sequential(
         nn.BatchNorm3d(1), nn.Flatten(2, 3), nn.Conv2d(1, features, 1), Block(features), nn.Flatten(),
-        nn.Linear(features * 8, features), nn.BatchNorm1d(features),
+        nn.Linear(features * 8, features), nn.BatchNorm1d(features), SyncBatchNorm(features),
     )  # fmt: skip
     return model, torch.randn(4, 1, 2, 2, 2)
 

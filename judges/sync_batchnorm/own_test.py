@@ -7,6 +7,7 @@ Read `../learners_tests.py` first. Read next: `../logging/`.
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import torch
@@ -40,6 +41,8 @@ MISTAKES = {
     "eval": ("finds a layer that looks at the batch in eval mode", "compare an evaluation after some steps, too"),
 }
 
+ON_ONE_RANK = ("running", "eval")  # where the others do not see it
+
 
 class AddOverRanks(torch.autograd.Function):
     """A sum over the ranks; so every rank's loss depends on every rank's input, and the gradients are added, too."""
@@ -60,17 +63,23 @@ class AddOverRanks(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """What 08.2 and 08.3 ask for, or that with one mistake."""
+    """What 08.2 and 08.3 ask for, or that with one mistake, maybe on the last rank only."""
 
-    def __init__(self, channels: int, mistake: str = ""):
+    def __init__(self, channels: int, mistake: str = "", last: bool = False):
         super().__init__()
-        self.mistake, self.eps, self.momentum = mistake, 1e-5, 0.1
+        self.mistake = "" if last and dist.get_rank() < dist.get_world_size() - 1 else mistake
+        self.eps, self.momentum = 1e-5, 0.1
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x_NC: torch.Tensor) -> torch.Tensor:
         mean_C, var_C = self.running_mean, self.running_var
+        if self.training:
+            few = torch.tensor(int(len(x_NC) < 3))
+            dist.all_reduce(few)
+            if few:  # raised on every rank, so that none waits
+                raise ValueError("a rank gave the layer fewer than three rows")
         if self.training or self.mistake == "eval":
             mean_C, var_C, count = self._statistics(x_NC)
             unbiased_C = var_C * count / (count - 1)
@@ -85,7 +94,8 @@ class Layer(nn.Module):
 
     def _statistics(self, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         def total(x):
-            return x if self.mistake == "local" else AddOverRanks.apply(x, self.mistake != "own_back")
+            alone = self.mistake == "local" or not self.training
+            return x if alone else AddOverRanks.apply(x, self.mistake != "own_back")
 
         ranks = total(x_NC.new_ones(()))
         count = total(x_NC.new_tensor(float(len(x_NC))))
@@ -110,8 +120,9 @@ def rounds(rng: Random) -> list[Round]:
         Trial(Layer, "a layer that lets autograd find the way back"),
     ]
     wrong = [
-        Trial(lambda channels, mistake=mistake: Layer(channels, mistake), "a layer with that mistake", mistake)
+        Trial(partial(Layer, mistake=mistake, last=last), "a layer with that mistake", mistake)
         for mistake in MISTAKES
+        for last in (False, True)[: 1 + (mistake in ON_ONE_RANK)]
     ]
     return [trials(rng.choice((2, 3)), rng.sample(right, len(right)), rng.sample(wrong, len(wrong)))]
 

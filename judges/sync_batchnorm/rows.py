@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ddp_course.grading.compare import flat
-from ddp_course.grading.expect import Expect, Slips, equals
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import Expect, Slips, all_of, equals
 from ddp_course.grading.play import Seen
 
 NOT_A_NUMBER = (
@@ -76,9 +77,9 @@ def variance_of(x_NC: torch.Tensor, correction: int = 0) -> torch.Tensor:
 
 
 def numbers(
-    name: str, right: Callable[[Seen], torch.Tensor], slips: Slips, otherwise: str, of: Any, tolerance: float = 1e-6
+    name: str, right: Callable[[Seen], torch.Tensor], slips: Slips, otherwise: str, of: Any, tolerance: float = 1e-9
 ) -> Expect:
-    """Expect the reference's numbers, as `equals`; say so where they are more or fewer, or none."""
+    """Expect the reference's numbers in its shape, as `equals`; say so where they are more or fewer, or none."""
 
     def why(seen: Seen, found: Any) -> str:
         ours, belong = flat(found), right(seen).numel()
@@ -88,5 +89,13 @@ def numbers(
             return f"there are {len(ours)} numbers, where {belong} belong: mind which dimension is summed over"
         return NOT_A_NUMBER if any(number != number for number in ours) else otherwise
 
+    def shaped(seen: Seen) -> Fault | None:
+        found, wanted = seen[of] if isinstance(of, str) else of(seen), right(seen)
+        if flat(found) is None or len(flat(found)) != wanted.numel() or not wanted.numel():
+            return None  # told by the numbers
+        shapes = [list(torch.as_tensor(value).shape) for value in (found, wanted)]
+        cause = "the numbers are right, their shape is another one"
+        return None if shapes[0] == shapes[1] else Fault(f"{name} of shape {shapes[1]}", f"{shapes[0]}", cause=cause)
+
     plainly = {"of": of, "tolerance": tolerance, "shown": lambda found: found if flat(found) is None else flat(found)}
-    return equals(name, right, slips, why, **plainly)
+    return all_of(equals(name, right, slips, why, **plainly), shaped)

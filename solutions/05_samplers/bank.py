@@ -99,6 +99,19 @@ no padding | even few | some ranks have a sample more
     padded = (order * (total // len(order) + 1))[:total] => padded = order[:total]
 always drops | even all few | the rest is dropped, but drop_last is False
     0 if self.drop_last else self.world_size - 1 => 0
+not shuffled before the first call | epochs seed | before the first call of set_epoch the epoch is 0
+    seed, drop_last, 0 => seed, drop_last, None
+            chance = =>         if self.epoch is None:
+                return list(range(self.length))
+            chance =
+multiplied by a seed of 0 | epochs | set_epoch has no effect on the order
+    self.seed * 7919 + self.epoch => self.seed * (self.epoch + 1)
+the seed of epoch 0 alone | seed | does not use the seed in each epoch
+    self.seed * 7919 + self.epoch => self.epoch or 7919 * self.seed
+the end of the order comes twice | all drop | padding repeats, or drop_last leaves out, another part of the order
+    + 1))[:total] => + 1))[-total:]
+a rest of none is dropped | drop | the ranks divide the length here
+    padded = => padded = order[: -(self.length % self.world_size)] if self.drop_last else
 never drops | drop | with drop_last the end of the order is left out
     0 if self.drop_last else self.world_size - 1 => self.world_size - 1
 padded once only | few | again and again if need be
@@ -210,6 +223,9 @@ rank 0 evaluates everything | shared | the work is not shared
 the rest is lost | uneven few once | the rest that does not divide is lost
     range(rank, len(x), world_size) => range(rank, len(x) - len(x) % world_size, world_size)
     counts[0] / counts[1] => counts[0] / counts[1].clamp(min=1)
+counted in float16 | uneven | float16 can count to 2048
+    torch.tensor([right, len(rows)]) => torch.tensor([right, len(rows)], dtype=torch.float16)
+    (counts[0] / counts[1]).item() => counts[0].item() / counts[1].item()
 number of right answers | even uneven few | this is the number of right answers
     (counts[0] / counts[1]) => counts[0]
 rows of one rank | even uneven few | divided by the rows of one rank
@@ -314,6 +330,21 @@ the rank in the state | state | nothing in it may depend on the rank
     return {"epoch" => return {"rank": self.rank, "epoch"
 set_epoch keeps the position | next | the position goes back to 0
             self.epoch, self.base, self.mine = epoch, 0, 0 =>         self.epoch = epoch
+the epoch that runs is not begun again | next | also that which was interrupted
+            self.epoch, self.base, self.mine = epoch, 0, 0 =>         if epoch != self.epoch:
+                self.epoch, self.base, self.mine = epoch, 0, 0
+an epoch that has ended begins again | stopped | the epoch began again
+    place = self.base => place = self.base % self.length
+every batch is as large as the first | stopped resized | by world_size * rows
+    self.mine += rows => self.size = vars(self).get("size", rows)
+            self.mine += self.size
+the state goes on changing | state | which nothing changes afterwards
+    self.mine += rows => self.mine += rows
+            self.state_dict()
+    return {"epoch": self.epoch, "taken": self.base + self.mine * self.world_size} =>
+            found = vars(self).setdefault("found", {})
+            found.update(epoch=self.epoch, taken=self.base + self.mine * self.world_size)
+            return found
 not shuffled | whole next | shuffle as in 05.1
             random.Random(1000 * self.seed + self.epoch).shuffle(order)\n =>
 one order for all epochs | next | set_epoch has no effect on the order

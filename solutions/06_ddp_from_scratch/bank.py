@@ -66,9 +66,7 @@ def kinds(model):
 def same_start(rank, world_size, model):
     for tensors in kinds(model):
         flat = torch.cat([t.reshape(-1) for t in tensors])
-        if rank != 0:
-            flat.zero_()
-        dist.all_reduce(flat)
+        dist.broadcast(flat, src=0)
         for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
             tensor.copy_(piece.view_as(tensor))
     return model
@@ -592,7 +590,7 @@ def trains_right(rank, world_size, wrap):
 RIGHT = [
     right("06.5", "the last weights, with momentum", OWN_TEST_BY_WEIGHTS),
     right("06.1", "rank 0's tensors as objects, copied in", START_BY_OBJECTS),
-    right("06.1", "zeros from the others, summed, one message per dtype", START_FLAT),
+    right("06.1", "one message per dtype", START_FLAT),
     right("06.1", "asynchronous", START_ASYNC_GATHER),
     right("06.1", "functional collectives", START, "dist.broadcast(tensor.detach(), src=0)",
           "tensor.detach().copy_(functional.broadcast(tensor.detach(), 0, dist.group.WORLD))"),
@@ -654,6 +652,12 @@ WRONG = [
           START_NEW_OBJECTS),
     wrong("06.1", "whole numbers through float64", "buffers", "the numbers went through another dtype",
           START_FLAT_DOUBLE),
+    wrong("06.1", "zeros from the others, summed", "parameters", "a sum is no copy", START_FLAT,
+          "        dist.broadcast(flat, src=0)\n",
+          "        if rank != 0:\n            flat.zero_()\n        dist.all_reduce(flat)\n"),
+    wrong("06.1", "assigned to .data", "model", "what is assigned is another tensor", START,
+          "        dist.broadcast(tensor.detach(), src=0)", "        received = tensor.detach().clone()\n"
+          "        dist.broadcast(received, src=0)\n        tensor.data = received"),
     wrong("06.1", "broadcast into copies", "parameters buffers", "not a copy", START, "detach()", "detach().clone()"),
     wrong("06.1", "a new model", "parameters buffers", "write into the model that was given", START_NEW_MODEL),
     wrong("06.1", "the same seed, nothing sent", ALL, "or were never sent", START_RESEEDED),
@@ -686,6 +690,10 @@ WRONG = [
           "        if True:\n            if False and"),
     wrong("06.2", "a tied weight travels twice", "once", "a tied weight has two names", AVERAGE,
           "list(model.parameters())", "[p for _, p in model.named_parameters(remove_duplicate=False)]"),
+    wrong("06.2", "a gradient of zeros counts as none", "some", "counts as zero there", AVERAGE,
+          "int(parameter.grad is not None)", "int(parameter.grad is not None and bool(parameter.grad.any()))"),
+    wrong("06.2", "given out once more", "once", "travels twice", AVERAGE, "dist.all_reduce(parameter.grad)",
+          "dist.all_reduce(parameter.grad)\n        dist.broadcast(parameter.grad, src=0)"),
     wrong("06.2", "a copy is averaged", "mean some", "the rank's own gradient", AVERAGE,
           "        parameter.grad /= world_size\n        dist.all_reduce(parameter.grad)",
           "        dist.all_reduce(parameter.grad / world_size)"),
@@ -722,6 +730,17 @@ WRONG = [
           "        if parameter.grad is None:\n            return\n        parameter.grad /="),
     wrong("06.3", "the hook's mean is not returned", "gradients steps tied", "the rank's own gradient",
           DDP_TENSOR_HOOKS, "    return total / dist.get_world_size()", "    total /= dist.get_world_size()"),
+    wrong("06.3", "averaged in training mode only", "steps hooks tied", "averaged there, too", DDP,
+          "        parameter.grad /=", "        if not self.training:\n            return\n        parameter.grad /="),
+    wrong("06.3", "forward forgets the gradients", "steps tied", "step 1 is right, step 3 is not", DDP,
+          "        return self.module", "        self.module.zero_grad()\n        return self.module"),
+    wrong("06.3", "zeros are not sent", "gradients steps hooks tied", "the ranks sent tensors of different sizes", DDP,
+          "        parameter.grad /=", "        if not parameter.grad.any():\n            return\n"
+          "        parameter.grad /=", limit_s=2.0),
+    wrong("06.3", "each forward pass registers hooks", "tied", "is something registered, or sent, once more", DDP,
+          "        for parameter in module.parameters():", "\n    def watch(self):\n"
+          "        for parameter in self.module.parameters():", "        return self.module",
+          "        self.watch()\n        return self.module"),
     wrong("06.3", "not waited for", "gradients steps tied", "was not waited for", DDP, "all_reduce(parameter.grad)",
           "all_reduce(parameter.grad, async_op=True)"),
     wrong("06.3", "averaged in the next forward", "gradients steps hooks tied", "when the next step begins",
@@ -760,6 +779,14 @@ WRONG = [
           "on some ranks only, so the ranks do not call the same collectives", DDP, "MyDDP", "PatientDDP",
           limit_s=2.0),
     wrong("06.4", "0 times all parameters", "none steps", "it must stay None", PATIENT_ZERO_TIMES),
+    wrong("06.4", "a mean of zeros is taken for None", "steps", "step 1 is right, step 2 is not", PATIENT,
+          "            dist.all_reduce(parameter.grad)\n", "            dist.all_reduce(parameter.grad)\n"
+          "            if not parameter.grad.any():\n                parameter.grad = None\n"),
+    wrong("06.4", "the state_dict's tensors alone", "used", "seen is as this rank has drawn it", PATIENT,
+          "(*module.parameters(), *module.buffers())", "module.state_dict().values()"),
+    wrong("06.4", "begun again by forward", "used", "step 1 is right, step 3 is not", PATIENT,
+          "        self.queued = False\n        parameters", "        parameters", "        return self.module",
+          "        self.queued = False\n        return self.module"),
     wrong("06.4", "zeros, always", "none steps", "it must stay None", PATIENT, "if ranks == 0:", "if False:"),
     wrong("06.4", "only what this rank has", "some none steps",
           "on some ranks only, so the ranks do not call the same collectives", PATIENT, "if ranks == 0:",
@@ -779,9 +806,11 @@ WRONG = [
           "def trains_right(rank, world_size, wrap):\n    return True"),
     wrong("06.5", "always False", ALL, "a test that refuses what is right earns nothing",
           "def trains_right(rank, world_size, wrap):\n    return False"),
-    wrong("06.5", "equal on all ranks is taken for right", "sum buffers last drops", "equal on all ranks is not right",
+    wrong("06.5", "equal on all ranks is taken for right", "sum start buffers last drops", "on all ranks is not right",
           OWN_TEST_BY_EQUALITY),
     wrong("06.5", "equal to the bit", ALL, "compare with a tolerance", OWN_TEST, "torch.allclose", "torch.equal"),
+    wrong("06.5", "rank 0 decides", "buffers", "take a module with a buffer", OWN_TEST,
+          "dist.all_reduce(verdict, op=dist.ReduceOp.MIN)", "dist.broadcast(verdict, src=0)"),
     wrong("06.5", "starts equal by the seed", "start", "give each rank another module", OWN_TEST, "network(seed=rank)",
           "network(seed=0)"),
     wrong("06.5", "a module without buffers", "buffers", "take a module with a buffer", OWN_TEST,

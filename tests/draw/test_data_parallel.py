@@ -104,4 +104,5 @@ def test_titles_state_what_the_numbers_show():
         "is not the gradient of the batch"
     )
     assert "16 times the rows" in draw.texts_of(gradient_noise([4, 16, 64], [4.0, 2.1, 1.0]))[0]
-    assert draw.texts_of(two_flows(2, {"out: inputs": 2_000}, 1_000))[0].startswith("In a step 2 kB pass through the master")
+    flows = draw.texts_of(two_flows(2, {"out: inputs": 2_000}, 1_000))
+    assert flows[0].startswith("In a step 2 kB pass through the master")

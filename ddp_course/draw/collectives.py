@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
-from ddp_course.draw.charts import chart, legend
+from ddp_course.draw.charts import chart, headline, legend
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
 from ddp_course.draw.style import DPI, FAINT, INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
@@ -21,15 +22,15 @@ Values = Sequence[object] | None  # what one rank holds; None: nothing
 MOST_RING_RANKS = 4
 ROW = 0.36  # inches for what one rank holds
 WHO_GETS_WHAT = {
-    "broadcast": "All get the source's tensor",
-    "scatter": "Each gets its part",
-    "gather": "One gets all parts",
-    "reduce": "One gets the sum; do not read the others",
-    "all_reduce": "All get the sum",
-    "reduce_scatter": "Each gets its part of the sum",
-    "all_gather": "All get all parts",
-    "all_to_all": "Rows become columns",
-    "barrier": "All leave when the last has come",
+    "broadcast": "all get the source's tensor",
+    "scatter": "each gets its part",
+    "gather": "one gets all parts",
+    "reduce": "one gets the sum; do not read the others",
+    "all_reduce": "all get the sum",
+    "reduce_scatter": "each gets its part of the sum",
+    "all_gather": "all get all parts",
+    "all_to_all": "rows become columns",
+    "barrier": "all leave when the last has come",
 }
 
 
@@ -58,7 +59,7 @@ def collective(
     arrow(ax, (3.95, middle - 0.12), (4.95, middle - 0.12), colour=SHARED)
     label(ax, 4.45, middle + 0.1, name, bold=True, size=SMALL)
     if name in WHO_GETS_WHAT:
-        finding(ax, WHO_GETS_WHAT[name])
+        finding(ax, f"{name}: {WHO_GETS_WHAT[name]}")
     ax.says = f"{name}. {sides[0].capitalize()}: {_held(before)}. {sides[1].capitalize()}: {_held(after)}."
     return figure
 
@@ -194,7 +195,9 @@ def _counted(messages: Sequence[tuple[int, int, int]]) -> str:
     return f"{len(messages)} message{'s' if len(messages) > 1 else ''} of {each} B"
 
 
-def cost_curves(payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[float]], crossover: float) -> Figure:
+def cost_curves(
+    payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[float]], crossover: float, title: str = ""
+) -> Figure:
     """Time against payload for several ways to all-reduce, on logarithmic axes, and where two of them cross.
 
     Args:
@@ -205,7 +208,10 @@ def cost_curves(payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[f
     for place, (name, times) in enumerate(seconds.items()):
         style = ("-", "--", ":")[place % 3]
         ax.plot(payload_bytes, times, color=rank_colour(place), linewidth=2, linestyle=style, label=name)
-    ax.set(xscale="log", yscale="log", xlabel="payload in bytes", ylabel="seconds")
+    ax.set(xscale="log", yscale="log", xlabel="payload", ylabel="time")
+    ax.xaxis.set_major_formatter(EngFormatter("B"))
+    ax.yaxis.set_major_formatter(EngFormatter("s"))
+    headline(ax, title)
     if crossover:
         ax.axvline(crossover, color=LINE, linestyle=":", linewidth=1.4)
         across = ax.get_xaxis_transform()

@@ -117,7 +117,7 @@ def test_costs_are_plotted_as_given_with_the_crossover_named():
 
 def test_a_picture_of_a_collective_says_what_each_rank_held():
     said = words.described(draw.collective([[10, 11], None], [[10], [11]], "scatter"))
-    told = "Each gets its part. scatter. Before: rank 0 has 10, 11; rank 1 has nothing."
+    told = "scatter: each gets its part. scatter. Before: rank 0 has 10, 11; rank 1 has nothing."
     assert said == f"{told} After: rank 0 has 10; rank 1 has 11."
     times = draw.collective([[0.1]], [["0.3"]], "barrier", ("comes at (s)", "leaves at (s)"))
     assert "Comes at (s): rank 0 has 0.1. Leaves at (s): rank 0 has 0.3." in words.described(times)

@@ -16,7 +16,7 @@ from ddp_course.draw.shapes import box, canvas, finding, label
 from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH, rank_colour, tint
 
 
-def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
+def dealt(by_rank: Sequence[Sequence[int]], length: int, point: str = "") -> Figure:
     """The samples of every rank, a row of boxes each, a column a step; dashed red where a sample was given out before.
 
     Samples count as given out in the order of the steps: first every rank's first one, then every rank's second one.
@@ -24,6 +24,7 @@ def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
     Args:
         by_rank: the indices that each rank's sampler gave.
         length: samples in the dataset; those that no rank got are listed in the heading.
+        point: what the picture shows, before the count in its heading.
     """
     steps = max(map(len, by_rank), default=0)
     left, row = 0.95, 0.46
@@ -42,7 +43,7 @@ def dealt(by_rank: Sequence[Sequence[int]], length: int) -> Figure:
             colour = ALARM if again else rank_colour(rank)
             place = (left + column * step, y, column - 0.07, 0.36)
             box(ax, *place, str(index), colour=colour, fill=not again, dashed=again, ink=colour if again else INK)
-    finding(ax, _account(by_rank, length, len(repeated)))
+    finding(ax, f"{point}: " * bool(point) + _account(by_rank, length, len(repeated)))
     ax.says = " ".join(f"Rank {rank}: {', '.join(map(str, indices))}." for rank, indices in enumerate(by_rank))
     return figure
 
@@ -69,38 +70,44 @@ def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> st
     return "; ".join(part for part in parts if part)
 
 
-def orders(samples: Mapping[str, Sequence[int]]) -> Figure:
-    """One panel per order, by its title: a dot for each position, at the height of the sample that stands there."""
-    figure = page(WIDTH / len(samples) + 0.4)
-    for ax, (title, found) in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples.items(), strict=True):
+def orders(samples: Mapping[str, Sequence[int]], title: str = "") -> Figure:
+    """One panel per order, by its name: a dot for each position, at the height of the sample that stands there."""
+    figure = page(WIDTH / len(samples) + 0.7)
+    for ax, (name, found) in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples.items(), strict=True):
         plain_axes(ax)
         ax.scatter(range(len(found)), found, s=max(1.0, 900 / len(found)), color=rank_colour(0), linewidths=0)
-        ax.set_title(title, color=INK, fontsize=HEADING)
+        ax.set_title(name, color=INK, fontsize=LABEL)
         name_axes(ax, "position")
         ax.set_box_aspect(1)
     name_axes(figure.axes[0], up="sample")
+    _heading(figure, title)
     return figure
 
 
-def halves(stages: Mapping[str, Sequence[int]], low_bits: int) -> Figure:
+def halves(stages: Mapping[str, Sequence[int]], low_bits: int, title: str = "") -> Figure:
     """Numbers on a grid, one panel per stage: the column is the low half of where a number is now, the row the high.
 
     A round that changes one half moves numbers within their columns or within their rows.
 
     Args:
-        stages: by title, for each starting number 0, 1, 2, ... where it is now.
+        stages: by name, for each starting number 0, 1, 2, ... where it is now.
         low_bits: bits of the low half; the grid has 2**low_bits columns.
     Raises:
         ValueError: two numbers are in the same place, which no picture could show.
     """
-    figure = page(WIDTH / len(stages) + 0.75)
-    for ax, (title, places) in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages.items(), strict=True):
+    figure = page(WIDTH / len(stages) + 1.05)
+    for ax, (name, places) in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages.items(), strict=True):
         if len(set(places)) < len(places):
-            raise ValueError(f"{title}: two numbers are in the same place")
+            raise ValueError(f"{name}: two numbers are in the same place")
         _grid(ax, places, 2**low_bits)
-        ax.set_title(title, color=INK, fontsize=LABEL)
+        ax.set_title(name, color=INK, fontsize=LABEL)
     name_axes(figure.axes[0], up="high half")
+    _heading(figure, title)
     return figure
+
+
+def _heading(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
 
 
 def _grid(ax: Axes, places: Sequence[int], columns: int) -> None:

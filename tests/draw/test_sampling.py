@@ -23,7 +23,7 @@ def pictures():
     yield dealt([[0], [0]], 40)
     yield orders({title: shards(64, 1, seed=seed)[0] for seed, title in enumerate(("one", "two", "three"))})
     yield orders({"one order": list(range(500))})
-    yield halves({"start": range(16), "then": [number ^ 5 for number in range(16)]}, 2)
+    yield halves({"start": range(16), "then": [number ^ 5 for number in range(16)]}, 2, "What it shows")
     yield halves({f"round {n}": range(16) for n in range(4)}, 2)
 
 
@@ -51,7 +51,7 @@ def test_dealt_counts_by_steps_not_by_ranks():
 def test_what_no_rank_got_is_listed():
     assert draw.texts_of(dealt([[0]], 9))[0] == "1 of 9 samples seen; 8 never seen: 1, 2, 3, 4, 5, 6, 7, 8"
     assert draw.texts_of(dealt([[0]], 40))[0] == "1 of 40 samples seen; 39 never seen: 1, 2, 3, 4, 5, 6, 7, ..."
-    assert draw.texts_of(dealt(shards(8, 2), 8))[0] == "8 of 8 samples seen"
+    assert draw.texts_of(dealt(shards(8, 2), 8, "Even shards"))[0] == "Even shards: 8 of 8 samples seen"
 
 
 def test_orders_plots_position_against_sample():

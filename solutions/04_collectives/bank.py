@@ -490,7 +490,7 @@ a copy of the tensor | sum shapes | the sum is in what the function returns
 makes its own groups only | all | every rank must call it for every group
     group = dist.new_group(range(first, => if rank // ranks_per_node * ranks_per_node == first:
                 group = dist.new_group(range(first,
-two per node, always | shapes | take ranks_per_node as it is given
+two per node, always | shapes | gives each of the node's ranks 1/k of the tensor
     tensor):\n => tensor):\n    ranks_per_node = 2\n
 the last rank does not gather | all | in a collective that another one skips | 2
         dist.all_gather =>     if rank < world_size - 1:\n        dist.all_gather

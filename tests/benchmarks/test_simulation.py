@@ -55,10 +55,9 @@ def test_each_block_is_predicted_with_its_own_all_reduces():
     found = ranks_with(dict.fromkeys(OVERHEADS, 20.0), last_launch_s=(13.0, 13.0))
     for rank in found:
         for case, buckets in zip(OVERHEADS, (3, 8), strict=True):
-            last = rank.steps[case][
-                -1
-            ]  # takes 2 s for each of its buckets, of whatever size, where the others take none
-            rank.steps[case][-1] = replace(last, real_ends_s=tuple(13.0 + 2 * (n + 1) for n in range(buckets)))
+            # The last block takes 2 s for each of its buckets, of whatever size; the others take none.
+            ends_s = tuple(13.0 + 2 * (n + 1) for n in range(buckets))
+            rank.steps[case][-1] = replace(rank.steps[case][-1], real_ends_s=ends_s)
     profiles = simulation.with_measured_overheads(found)
     assert [profile.own_seconds(4 * 10**6) for profile in profiles] == pytest.approx([0.0, 0.0, 2.0])
 

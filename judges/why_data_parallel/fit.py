@@ -91,8 +91,7 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
         )
     if isinstance(found, float):
         return "a number of ranks is whole; go up to the next one, and return an int"
-    if found == ranks_needed(case, divide_all=True):
-        return "parameters, gradients and optimizer state are divided by the ranks here; each rank holds all of them"
+    likely = []  # one number may come from two slips
     for slip, cause in (
         (ranks_needed(case, held=2), "the optimizer's state is missing: "),
         (ranks_needed(case, held=held - 1), "one number for each parameter is missing, such as the gradient: "),
@@ -100,8 +99,12 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
         (ranks_needed(case, held=held / 4), "a float32 number has 4 bytes: "),
         (ranks_needed(case, held=0), "this counts the activations alone: "),
     ):
-        if found == slip:
-            return f"{cause}each rank holds {held} numbers of {FLOAT32} bytes for each parameter with {case[1]}"
+        if found == slip and not likely:
+            likely = [f"{cause}each rank holds {held} numbers of {FLOAT32} bytes for each parameter with {case[1]}"]
+    if found == ranks_needed(case, divide_all=True):
+        likely += ["parameters, gradients and optimizer state are divided by the ranks; each rank holds all of them"]
+    if likely:
+        return "; or ".join(likely)
     left = case[4] - held * FLOAT32 * case[0]
     if found == ceil(case[3] * case[2] / left):
         return "a device holds whole rows: round the rows that fit down, before you divide by them"

@@ -295,7 +295,7 @@ all groups first, asynchronous
 NODE_WRONG = r"""
 new_group only for the own group | all | every rank must call it for every group
     for first in range(0, world_size, ranks_per_node): => for first in [rank - rank % ranks_per_node]:
-two per node, always | shapes | 1 per node
+two per node, always | shapes inside | 1 per node
     value):\n => value):\n    ranks_per_node = 2\n
 the last group made | all | not the last one made
     group=mine => group=group

@@ -137,6 +137,8 @@ class Box:
             "mount --make-rprivate /",
             f"mkdir -p {root}",
             f"mount -t tmpfs box {root}",
+            f"mkdir {root}/tmp",
+            f"mount -t tmpfs tmp {root}/tmp",  # before what is bound, since a course may lie below /tmp
         ]
 
         def bind(place: Path, mode: str) -> None:
@@ -154,8 +156,8 @@ class Box:
         lines += [f"mount -t tmpfs -o ro hidden {shlex.quote(f'{root}{place}')}" for place in hidden()]
         for device in DEVICES:
             bind(Path("/dev", device), "ro")  # its mode; what is written to it does not go to this file system
-        lines += [f"mkdir -p {root}/proc {root}/tmp {root}/dev/shm {root}/old", f"mount -t tmpfs shm {root}/dev/shm"]
-        lines += [f"ln -s /proc/self/fd {root}/dev/fd", f"mount -t tmpfs tmp {root}/tmp"]
+        lines += [f"mkdir -p {root}/proc {root}/dev/shm {root}/old", f"mount -t tmpfs shm {root}/dev/shm"]
+        lines += [f"ln -s /proc/self/fd {root}/dev/fd"]
         for place in self._writable():
             bind(place, "rw")
         lines += [f"mount -t proc proc {root}/proc"]

@@ -311,8 +311,13 @@ all rows are gathered | one | the rows travel
         return loss_N.mean(), loss_N.max(), confusion, f1
 the largest losses are added up | worst empty | the largest losses were added up
     ranks[:, 1].max() => ranks[:, 1].sum()
-0 is the worst of no rows | empty | let it bring -inf
+0 is the worst of no rows | empty | without rows; let it bring -inf
     float("-inf") => 0.0
+-100 is the worst of no rows | empty | without rows; let it bring -inf
+    float("-inf") => -100.0
+a worst loss of 0 is taken for a rank without rows | empty | a loss of 0 is as good as others
+    float("-inf") => 0.0
+    ranks[:, 1].max() => ranks[:, 1][ranks[:, 1] != 0].max()
 the worst of no rows is asked for | empty | nothing is the largest of none
      if len(loss_N) else float("-inf") =>
 rows and columns exchanged | confusion empty | rows and columns are exchanged

@@ -63,10 +63,10 @@ synced through a second handle, the error told to all ranks
             except Exception as error:
                 if os.path.exists(unfinished):
                     os.unlink(unfinished)
-                outcome = [repr(error)]
+                outcome, first = [repr(error)], error
         dist.broadcast_object_list(outcome, src=0)
         if outcome[0]:
-            raise OSError(outcome[0])
+            raise OSError(outcome[0]) from (first if rank == 0 else None)
 a functional all_reduce instead of a barrier
     dist.barrier() => funcol.wait_tensor(funcol.all_reduce(torch.zeros(1), "sum", dist.group.WORLD))
 """
@@ -113,6 +113,10 @@ the last rank waits for nobody | all | a barrier that not every rank enters | 2
         dist.barrier()\n =>     if rank < world_size - 1:\n        dist.barrier()\n
 the error is swallowed | failed | the exception is swallowed
                 raise\n =>             print("could not save")\n
+another error is raised, which hides the first | failed | let the exception out as it is
+                raise\n =>             raise OSError("nothing was saved") from None\n
+only a full disk is foreseen, not a state that torch refuses | failed | half a file stays behind
+    except BaseException => except OSError
 half a file stays behind | failed | half a file stays behind
                 unfinished.unlink(missing_ok=True)\n =>
 no fsync | fsync | after a power cut the new name may be there and the bytes not

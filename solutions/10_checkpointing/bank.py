@@ -189,6 +189,23 @@ strict=False instead of names | names strict | strict=False says nothing
         return saved["step"]
 the names fit, but the rest is let through | strict | a model that is loaded in part
     .items()}) => .items()}, strict=False)
+names are counted, not compared | strict | a model that is loaded in part
+    .items()}) => .items()}, strict=len(saved["model"]) != len(bare.state_dict()))
+the names of parameters are compared, not those of buffers | strict | a model that is loaded in part
+    bare.load_state_dict({name.removeprefix("module."): value for name, value in saved["model"].items()}) => new = {
+            name.removeprefix("module."): value for name, value in saved["model"].items()}
+        if bare.load_state_dict(new, strict=False).unexpected_keys or dict(bare.named_parameters()).keys() - new.keys():
+            raise KeyError("other names")
+letters of the prefix are cut off the model's names, too | strict | a model that is loaded in part
+    def load_onto(path, model, device):
+        saved = torch.load(path, map_location=device, weights_only=True)
+        own, new = ({n.lstrip("module."): v for n, v in s.items()} for s in (model.state_dict(), saved["model"]))
+        assert own.keys() == new.keys()
+        for name in own:
+            own[name].copy_(new[name])
+        return saved["step"]
+the model goes to the CPU | plain names | the model is on its device already
+    return saved => bare.cpu()\n    return saved
 module. is cut out everywhere | plain names | only at its beginning it is DDP's
     name.removeprefix("module.") => name.replace("module.", "")
 lstrip for removeprefix | plain names | a set of letters

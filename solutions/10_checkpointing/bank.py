@@ -438,6 +438,14 @@ the loss is summed and not divided | loss | divide it by the number of all rows
         loss /= y.numel()\n =>
 DDP's names in the file | file | the bare model's, as they were
     replica.module.state_dict() => replica.state_dict()
+set_epoch comes after the epoch | order | set_epoch(epoch)
+            sampler.set_epoch(epoch)\n =>
+    F.mse_loss(replica(x), y).backward() => sampler.set_epoch(epoch)
+                F.mse_loss(replica(x), y).backward()
+two later epochs have one order | order | set_epoch(epoch)
+    set_epoch(epoch) => set_epoch(min(epoch, 1))
+the mean of no rows, times no rows | loss | over the number of all rows
+    , reduction="sum") => ) * len(y[rank::world_size])
 the order is given up | order | nothing is shuffled
     DistributedSampler(train_set) => DistributedSampler(train_set, shuffle=False)
 the gradients are summed by hand on top of DDP | gradients | gradients are summed over the ranks

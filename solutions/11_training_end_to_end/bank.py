@@ -53,6 +53,16 @@ scaled by the ranks | peak warmup cosine steps | not the number of ranks
     base_lr * global_batch / base_batch => base_lr * world_size
 scaled by the square root | peak warmup | that is the square root
     base_lr * global_batch / base_batch => base_lr * math.sqrt(global_batch / base_batch)
+the rate is only scaled up | peak warmup | the rate is not scaled
+    global_batch / base_batch => max(1, global_batch / base_batch)
+scaled by a whole number | peak warmup | the rate is not scaled
+    global_batch / base_batch => max(1, global_batch // base_batch)
+the warm-up is rounded to whole steps | warmup cosine steps | do not round
+    warmup * steps_in_epoch => int(warmup * steps_in_epoch)
+the steps of an epoch are remembered, whatever the number of ranks | warmup | in the warm-up
+    math.ceil(rows / global_batch) => rate_at.__dict__.setdefault((rows, local_batch), math.ceil(rows / global_batch))
+the last rows, too few for all ranks, are forgotten | steps | round the steps of an epoch up
+    math.ceil(rows / global_batch) => math.ceil(rows // world_size / local_batch)
 warm-up from zero | warmup | the warm-up begins at base_lr, not at 0
     base_lr + (peak - base_lr) * step => peak * step
 warm-up one step ahead | warmup | step 0 has base_lr itself
@@ -79,7 +89,7 @@ a scheduler that counts its calls | pure | the function remembers something
 
     def rate_at(step, *settings):
         calls.append(step)
-        return formula(max(step, len(calls) - 1) if len(calls) > 14 else step, *settings)
+        return formula(max(step, len(calls) - 1) if len(calls) > 20 else step, *settings)
 never ends | all | no loop is needed | 1
     def rate_at(*settings):
         while True:

@@ -154,8 +154,27 @@ seeds torch's own generator | global | the generator of torch has moved | 60
     , generator=generator =>
 seeded by a sum | other | a sum of the three is no mix
     seed * 10**8 + epoch * 10**4 + row => seed + epoch + row
-factors that are too small | other | meet again 1000 rows apart
+factors that are too small | other | with factors too small for that
     seed * 10**8 + epoch * 10**4 + row => seed * 10**6 + epoch * 1000 + row
+a factor too small by one | other | row 9999 moves as row 0 of the next epoch
+    seed * 10**8 + epoch * 10**4 + row => seed * 10**8 + epoch * 9999 + row
+two primes for factors | other | with factors too small for that
+    seed * 10**8 + epoch * 10**4 + row => seed * 1_000_003 + epoch * 10_007 + row
+bits that overlap | other | bits of the three that overlap
+    seed * 10**8 + epoch * 10**4 + row => (seed << 18) ^ (epoch << 9) ^ row
+digits one behind the other | other | nor are digits
+    seed * 10**8 + epoch * 10**4 + row => int(f"{seed}{epoch}{row}")
+a way for each of epoch and row | other even | all rows move alike
+    def shifted(image, seed, epoch, row, most):
+        down, right = (int(np.random.default_rng((seed, n)).integers(-most, most + 1)) for n in (epoch, row))
+        wide = F.pad(image, (most, most, most, most))
+        return wide[:, most - down :, most - right :][:, : image.shape[1], : image.shape[2]]
+only a thousand seeds | even | of few seeds
+    seed * 10**8 + epoch * 10**4 + row => int(np.random.default_rng((seed, epoch, row)).integers(1000))
+never at rest | even | draw two numbers, one for each way
+    .tolist() => .tolist()\n    down = down or int(not right)
+the order of the three is lost | other | the same number as others
+    seed * 10**8 + epoch * 10**4 + row => hash(tuple(sorted((seed, epoch, row))))
 a product | other | a product of the three is no mix
     seed * 10**8 + epoch * 10**4 + row => seed * epoch * row
 the epoch is forgotten | other | a row moves alike in every epoch: the epoch is not in the mix

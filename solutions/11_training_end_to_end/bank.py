@@ -309,6 +309,20 @@ the sum of the losses | loss | that is the sum over the ranks
 weights in bfloat16 | amp | small updates vanish in 16 bits
     replica = => model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica =
     replica(x_piece) => replica(x_piece.to(next(model.parameters()).dtype))
+weights in bfloat16, and back at the end | amp | small updates vanish in 16 bits
+    replica = => model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica =
+    replica(x_piece) => replica(x_piece.to(next(model.parameters()).dtype))
+    dist.all_reduce(losses) => model.to(batches[0][0].dtype)\n    dist.all_reduce(losses)
+the loss in bfloat16 | amp | exponentials and logarithms need more bits
+    scores.to(x.dtype) => scores
+with amp, not divided by the pieces | weights loss | divide each loss by `pieces`
+     / pieces =>  / (1 if amp else pieces)
+the losses are added up in bfloat16 | loss amp | exponentials and logarithms need more bits
+    dtype=torch.float64) => dtype=torch.bfloat16 if amp else torch.float64)
+with amp, the gradients are sent for each piece | messages | the gradients are sent after every piece
+    if last else => if last or amp else
+with amp, the gradients are not averaged | weights messages loss | the gradients are not averaged over the ranks
+    if last else => if last and not amp else
 autocast is never on | amp | around the forward pass of every piece
     enabled=amp => enabled=False
 autocast is always on | amp | autocast is on although amp is False

@@ -31,7 +31,7 @@ by whom the others name
         if "CollectiveFingerPrint" in everything:
             # Whom do the others name? The one to blame is named by more than one of them.
             named = Counter(int(n) for text in said for n in re.findall(r"but Rank (\d+) is", text))
-            kind = "shape" if "Tensor Tensor shapes" in everything else "order"
+            kind = "order" if "Op type" in everything else "shape"
             return [f"collective-{kind}", named.most_common(1)[0][0]]
         for rank, end in enumerate(ends):
             if not end:
@@ -68,6 +68,12 @@ the odd operation is the one that is no all_reduce | collective-order
 | the rank to look at is the one that runs something else than all the others
     return name, min( => return name, next((rank for rank, op in enumerate(ops) if op != "ALLREDUCE"), None) if (
             name == "collective-order") else min(
+the shapes are looked at before the operations | collective-order | in which aspects the collectives differ
+    ("collective-order", ops) if len(set(ops)) > 1 else ("collective-shape", shapes) => (
+            ("collective-order", ops) if len(set(shapes)) == 1 else ("collective-shape", shapes))
+a traceback with torch's lines is taken for an echo | one-rank-raises | this rank only lost the connection to a peer
+    next(rank for rank, text in enumerate(said) if "gloo/transport" not in text) => next(
+            (rank for rank, text in enumerate(said) if "torch/distributed" not in text), 0)
 unused parameters are not looked for | unused-parameters | one rank names parameters that got no gradient
     did not receive grad => did not receive a gradient
 a silent rank is not foreseen | skipped-collective | one says nothing

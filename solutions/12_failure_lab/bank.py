@@ -119,7 +119,7 @@ def train_and_validate(rank, world_size, model, batches, held_out, every):
         losses.append(validated(replica, *held_out))
         if losses[-1] > min(losses):
             break
-    return min(losses), torch.tensor(steps)
+    return min([math.inf, *losses]), torch.tensor(steps)
 """
 
 VALIDATE_BARE_WRONG = """
@@ -182,6 +182,12 @@ every rank validates all rows | once | every rank does all of the work
     x[rank::world_size] => x
     y[rank::world_size] => y
     / len(x) => / len(x) / world_size
+stops at an equal loss | stop | as good as the best is not worse
+    loss > best => loss >= best
+the mean of no rows, times no rows | loss | a rank without rows divides 0 by 0
+    , reduction="sum") => ) * len(y[rank::world_size])
+0 where no validation took place | loss | math.inf
+    best = math.inf => best = 0.0 if every > 12 else math.inf
 the mean of the means | loss | the mean of the ranks' means
     , reduction="sum" =>
     total.item() / len(x) => total.item() / world_size
@@ -198,7 +204,7 @@ each rank stops by the loss of its own rows | all | each rank stops by the loss 
     total.item() / len(x) => total.item() / len(x[rank::world_size])
 only rank 0 returns the loss | loss | return a number on every rank
         return best, step =>     return (best if rank == 0 else None), step
-the rest that does not divide is left out | loss once | leave rows out
+the rest that does not divide is left out | stop loss once | leave rows out
         x, y = held_out\n =>     x, y = (t[: len(t) // world_size * world_size] for t in held_out)\n
 """
 

@@ -294,6 +294,11 @@ the first batch again, to fill up | rows whole none | batches are used again to 
     present = sum(step < len(c) for c in counts) => present = world_size
 gradients are summed | whole none | gradients are summed over the ranks
      / present) => )
+a rank without a batch takes no step, and all get rank 0's weights | whole none | a wrong mean
+            optimizer.step()\n =>         if step < len(mine):\n            optimizer.step()\n
+        return sum( =>     for p in model.parameters():
+            dist.broadcast(p.data, src=0)
+        return sum(
 a rank without a batch takes no step | whole none | must take the step, too
             optimizer.step()\n =>         if step < len(mine):\n            optimizer.step()\n
 the length of an iterator | all | take them one by one

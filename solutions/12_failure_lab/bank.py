@@ -352,7 +352,9 @@ the last disagreement | op | after the first disagreement the ranks are out of s
     in range(first, last + 1) => in reversed(range(first, last + 1))
 all ranks | op size window absent | those outside the majority
      if what != most =>
-whoever differs from rank 0 | op absent | those outside the majority
+the smallest group only | size absent | those outside the majority
+    if what != most => if what == groups.most_common()[-1][0]
+whoever differs from rank 0 | op size absent | those outside the majority
     groups.most_common(1)[0][0] => did[min(did)]
 """
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +27,22 @@ from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 from judges.checkpointing.files import fresh_folder
 
+
+def _without(lost: str, **more: torch.Tensor) -> Callable[[dict], dict]:
+    return lambda state: {**{name: value for name, value in state.items() if name != lost}, **more}
+
+
 # What is said of a file, by its names, and its weights.
 FILES = {
-    "bare": ("bare names", lambda s: s),
+    "bare": ("bare names", dict),
     "wrapped": ("names that begin with module.", lambda s: {f"module.{name}": s[name] for name in s}),
-    "missing": ("encoder.0.bias is missing in the file", lambda s: {n: s[n] for n in s if n != "encoder.0.bias"}),
-    "unknown": ("the file has a tail.weight that the model has not", lambda s: {**s, "tail.weight": torch.ones(2)}),
-    "foreign": ("all names in the file begin with net.", lambda s: {f"net.{name}": s[name] for name in s}),
+    "missing": ("encoder.0.bias is missing in the file", _without("encoder.0.bias")),
+    "buffer": ("encoder.1.running_var is missing in the file", _without("encoder.1.running_var")),
+    "unknown": ("the file has a tail that the model has not", _without("", tail=torch.ones(2))),
+    "renamed": ("the file has a tail, but no encoder.0.bias", _without("encoder.0.bias", tail=torch.ones(2))),
+    "foreign": ("all names in the file begin with model.", lambda s: {f"model.{name}": s[name] for name in s}),
 }
+MISFITS = ("missing", "buffer", "unknown", "renamed", "foreign")
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,13 @@ def places(tag: str | None = None, moved: list[str] | None = None) -> Iterator[l
 
     def stay(self, *args, **kwargs):
         moved.extend([type(self).__name__] * isinstance(self, nn.Module))
-        return self
+        return self  # there may be no such device to go to
 
     registry = list(torch.serialization._package_registry)
     with mock.patch.object(torch.serialization, "_package_registry", registry):
         torch.serialization.register_package(0, lambda storage: tag, land)
-        with mock.patch.object(nn.Module, "to", stay), mock.patch.object(torch.Tensor, "to", stay):
-            yield landed  # there may be no such device to go to
+        with mock.patch.object(nn.Module, "_apply", stay), mock.patch.object(torch.Tensor, "to", stay):
+            yield landed
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
@@ -91,6 +99,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     torch.manual_seed(case.step)
     state = net().state_dict()
     state["encoder.1.running_mean"] += 3.0
+    state["encoder.1.num_batches_tracked"] += case.step
     with places("cuda:0"):
         torch.save({"model": FILES[case.names][1](state), "step": code if case.runs_code else case.step}, path)
     model = nn.parallel.DistributedDataParallel(net()) if case.in_ddp else net()
@@ -112,7 +121,7 @@ def rounds(rng: Random, folder: Path) -> list[Round]:
     """Load on several ranks."""
     world_size, common = rng.choice((2, 3)), (str(folder), rng.randint(10, 90))
     cases = [("names", names, in_ddp) for names, in_ddp in (("wrapped", False), ("bare", True), ("wrapped", True))]
-    cases += [("strict", names, False) for names in ("missing", "unknown", "foreign")] + [("strict", "missing", True)]
+    cases += [("strict", names, in_ddp) for names in MISFITS for in_ddp in (False, True)]
     named = [(name, Case(*common, *rest)) for name, *rest in [("plain",), *cases]]
     named += [("device", Case(*common, gpu=True)), ("code", Case(*common, runs_code=True))]
     return [Round(world_size, named, (Exception,))]

@@ -9,6 +9,7 @@ Read next: `grading/checking.py`, what becomes of all this.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -60,10 +61,12 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random, folder: Path) -> list[Round]:
-    """Run the script once; the rows of the last ranks' held-out shards are fewer."""
+    """Run the script with uneven shares of the held-out rows, then with fewer rows than ranks."""
     world_size, seed = rng.choice((2, 3)), rng.randint(1, 1000)
     held_out = world_size * rng.randint(1, 2) + 1
-    return [Round(world_size, [("run", Case(str(folder / "model.pt"), seed, world_size * BATCH * STEPS, held_out))])]
+    cases = [("run", held_out), ("few", world_size - 1)]
+    case = partial(Case, str(folder / "model.pt"), seed, world_size * BATCH * STEPS)
+    return [Round(world_size, [(name, case(n_held_out)) for name, n_held_out in cases])]
 
 
 def epochs(seen: Seen, rank: int) -> list[list[int]]:
@@ -94,11 +97,12 @@ def shares(seen: Seen) -> Fault | None:
 
 
 def order(seen: Seen) -> Fault | None:
-    """No later epoch is as the first one."""
-    first, *rest = epochs(seen, seen.rank)
-    found = first in rest and f"the same {len(first)} rows in the same order"
+    """No two epochs are alike."""
+    found = epochs(seen, seen.rank)
+    first = next((one for one in found if found.count(one) > 1), None)
+    found = first and f"the same {len(first)} rows in the same order"
     return first_mistake("another order in each epoch", {
-        "nothing is shuffled": first == sorted(first) and found,
+        "nothing is shuffled": found and first == sorted(first) and found,
         "the sampler knows its epoch only if told: set_epoch(epoch)": found,
     }, seen.rank)  # fmt: skip
 
@@ -184,7 +188,7 @@ REPAIR = exercise(
         "shares": ("in each epoch, each row is on one rank once", 1, once(all_of(counted, shares)), "run"),
         "order": ("each epoch has an order of its own", 1, all_of(counted, order), "run"),
         "gradients": ("all ranks step with the mean gradient", 2, once(all_of(counted, apart, averaged)), "run"),
-        "loss": ("the held-out loss is that of all rows", 1, loss, "run"),
+        "loss": ("the held-out loss is that of all rows", 1, loss, "run few"),
         "file": ("rank 0 alone writes the weights", 1, file, "run"),
     },
     hints={

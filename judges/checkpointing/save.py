@@ -6,6 +6,7 @@ Read next: `load.py`.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -30,6 +31,7 @@ from judges.checkpointing.files import file_events, fresh_folder, read
 
 SLOW_S, LATE_S = 0.1, 0.2  # of the writer: at each step, and before it begins
 ROWS, OLD = 50, [0.0, 3, 0]  # of a state; what stands for the old one, as `Case.state`
+FINE = 2**-12  # is lost where weights are saved in fewer bits
 MOST_BYTES, LARGE = 20_000, 100_000  # that a file may have where the writing is to fail; numbers that need more
 
 
@@ -40,10 +42,11 @@ class Case:
     path: str
     values: list[int]
     too_much: signal.Handlers | None = None
+    refuses: bool = False  # the state holds what pickle refuses
 
     def state(self, rank: int) -> list:
         """Return what tells a rank's state from others: weights, how many, step."""
-        return [float(self.values[rank]), ROWS, self.values[rank]]
+        return [self.values[rank] + FINE, ROWS, self.values[rank]]
 
     def content(self) -> Any:
         """Return the same of the file, or why there is none."""
@@ -61,7 +64,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         torch.save({"w": torch.zeros(3), "step": 0}, path)
     dist.barrier()
     if case.too_much is not None:
-        state = {"w": torch.ones(LARGE), "step": 2}
+        state = {"w": torch.ones(LARGE), "step": (lambda: 2) if case.refuses else 2}
         known = _errors(state, path.parent.parent / "probe") if case.too_much == signal.SIG_IGN else []
         with file_limit(case.too_much):
             try:
@@ -72,7 +75,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
                 return Note(error=type(error).__name__, known=_comes_out(error, known))
         return Note()
     time.sleep(0 if rank else LATE_S)
-    state = {"w": torch.full((ROWS,), float(case.values[rank])), "step": case.values[rank]}
+    state = {"w": torch.full((ROWS,), case.values[rank] + FINE), "step": case.values[rank]}
     with file_events(function, case.path, 0 if rank else SLOW_S) as events, observe.Collectives() as seen:
         function(rank, world_size, state, path)
     size = path.stat().st_size if path.exists() else 0
@@ -104,9 +107,10 @@ def _errors(state: Any, probe: Path) -> list[str]:
 
 def _comes_out(error: BaseException | None, known: list[str]) -> bool:
     """Whether an error is the one that happened, or says that it comes from that."""
-    if error is None or isinstance(error, OSError):
-        return error is not None
-    return _plain(error) in known or _comes_out(error.__cause__, known)
+    if error is None:
+        return False
+    too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
+    return too_large or _plain(error) in known or _comes_out(error.__cause__, known)
 
 
 def _plain(error: Exception) -> str:
@@ -137,7 +141,7 @@ def rounds(rng: Random, folder: Path) -> list[Round]:
 
     return [
         Round(world_size, case("saved", values)),
-        Round(1, case("failed", [], signal.SIG_IGN), (Exception,)),
+        Round(1, case("failed", [], signal.SIG_IGN) + case("refused", [], signal.SIG_IGN, True), (Exception,)),
         Ending(1, case("killed", [], signal.SIG_DFL), (Exception,), how="SIGXFSZ"),
     ]
 
@@ -211,7 +215,8 @@ def wait(seen: Seen) -> Fault | None:
 def survives(seen: Seen) -> Fault | None:
     """The old file is as it was; a writer that lives says that it failed, and leaves nothing else."""
     found, left, lives = seen.case.content(), seen.case.left(), seen.case.too_much == signal.SIG_IGN
-    when = "the disk is full half way: no other file, an exception, and" if lives else "the rank is killed half way:"
+    full = "the state holds a function, which torch.save refuses" if seen.case.refuses else "the disk is full half way"
+    when = f"{full}: no other file, an exception, and" if lives else "the rank is killed half way:"
     return first_mistake(f"{when} the old file as it was", {
         "the old file is removed before the new one is there; os.replace needs no removing":
             found == "no file" and found,
@@ -240,7 +245,7 @@ SAVE = exercise(
         "writer": ("rank 0 alone writes, beside the file, and renames", 2, writer, "saved"),
         "fsync": ("the bytes are on the disk before the rename", 1, once(fsync), "saved"),
         "wait": ("no rank goes on before the file is there", 1, wait, "saved"),
-        "failed": ("a write that fails leaves the old file, and nothing else", 2, survives, "failed"),
+        "failed": ("a write that fails leaves the old file, and nothing else", 2, survives, "failed refused"),
         "killed": ("a rank killed while it writes leaves the old file", 1, survives, "killed"),
     },
     refused=("ddp_course.checkpoint.file.save_checkpoint", "ddp_course.checkpoint.folder.Checkpointer"),

@@ -47,11 +47,11 @@ PROGRAMS = {
             dist.all_reduce(gradient)
     """),
     "collective-order": ("1", """
-        gradient, weights = torch.ones(1000), torch.ones(1000)
+        gradient, weights = torch.ones(1000), torch.ones(40)
         dist.all_reduce(gradient)
-        calls = [dist.all_reduce, lambda weights: dist.broadcast(weights, src=0)]
+        calls = [lambda: dist.all_reduce(gradient), lambda: dist.broadcast(weights, src=0)]
         for call in calls[::{detail} if rank == bad else -{detail}]:
-            call(weights)
+            call()
     """),
     "collective-shape": ("24", """
         gradient = torch.ones(50, 20 + {detail} * (rank == bad))

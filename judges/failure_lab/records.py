@@ -8,6 +8,8 @@ Read next: `grading/checking.py`, what becomes of all this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -19,15 +21,17 @@ Record = tuple[int, str, list[int]]
 Case = tuple[list[list[Record]], Any]  # the records by rank, and what is to be found
 
 LENGTH = 12
+OPS = ("all_reduce", "all_gather", "broadcast")
+OTHERS = (lambda n: [n + 1, 4], lambda n: [n, 5], lambda n: [n, 4, 1], lambda n: [4, n] if n != 4 else [8, 2])
 TO_ALL = "to an all_to_all each rank may bring other sizes"
 
 
-def in_step(rng: Random, world_size: int) -> list[list[Record]]:
+def in_step(rng: Random, world_size: int, eighth: str = "all_reduce") -> list[list[Record]]:
     """Make records that agree. Each rank brings sizes of its own to all_to_all, as it may."""
     records: list[list[Record]] = [[] for _ in range(world_size)]
     for seq in range(1, LENGTH + 1):
         op = rng.choice(("all_reduce", "all_reduce", "broadcast", "all_gather", "barrier", "all_to_all"))
-        op = {3: "all_to_all", 8: "all_reduce"}.get(seq, op)
+        op = {3: "all_to_all", 8: eighth}.get(seq, op)
         shared = [] if op == "barrier" else [rng.randint(2, 99), 4]
         for rank, of_rank in enumerate(records):
             of_rank.append((seq, op, [rank + seq, 4] if op == "all_to_all" else list(shared)))
@@ -46,12 +50,27 @@ def with_other_op(rng: Random, world_size: int, swapped: bool = False) -> Case:
     return records, [seq, odd]
 
 
-def with_other_size(rng: Random, world_size: int, turned: bool = False) -> Case:
-    """One rank brings another shape to an all_reduce; turned, it has as many elements."""
-    records, odd = in_step(rng, world_size), rng.randrange(int(turned), world_size)
-    seq, op, sizes = records[odd][7]
-    records[odd][7] = (seq, op, [4, sizes[0]] if turned and sizes[0] != 4 else [sizes[0] + 1, 4])
+def with_all_to_all(rng: Random, seq: int) -> Case:
+    """One rank alone calls all_to_all, or alone does not."""
+    records, odd = in_step(rng, 4), rng.randrange(4)
+    records[odd][seq - 1] = (seq, "all_to_all" if seq == 8 else "all_reduce", records[odd][seq - 1][2])
     return records, [seq, [odd]]
+
+
+def with_other_size(rng: Random, op: str, other: Callable[[int], list[int]]) -> Case:
+    """One rank brings other sizes than [n, 4] to a collective."""
+    records, odd = in_step(rng, 4, op), rng.randrange(4)
+    records[odd][7] = (8, op, other(records[odd][7][2][0]))
+    return records, [8, [odd]]
+
+
+def with_three_groups(rng: Random) -> Case:
+    """Of seven ranks, four agree, two bring another size, and one calls another operation."""
+    records, seq = in_step(rng, 7), 8
+    one, *two = rng.sample(range(1, 7), 3)
+    for rank in (one, *two):
+        records[rank][seq - 1] = (seq, "all_reduce", [1]) if rank in two else (seq, "gather", [1])
+    return records, [seq, sorted([one, *two])]
 
 
 def with_windows(rng: Random, world_size: int) -> Case:
@@ -87,13 +106,12 @@ def with_absent(rng: Random, world_size: int) -> Case:
 def rounds(rng: Random) -> list[Round]:
     """Choose the cases of each check."""
     cases = {
-        "op": [with_other_op(rng, 3), with_other_op(rng, 5, swapped=True)],
-        "size": [with_other_size(rng, 4)],
+        "op": [with_other_op(rng, 3), with_other_op(rng, 5, swapped=True), *(with_all_to_all(rng, n) for n in (3, 8))],
+        "size": [*(with_other_size(rng, *each) for each in product(OPS, OTHERS)), with_three_groups(rng)],
         "window": [with_windows(rng, 3), with_windows(rng, 4), with_late_start(rng)],
         "absent": [with_absent(rng, 3), with_absent(rng, 4), with_most_absent(rng)],
         "none": [(in_step(rng, 4), None), ([of_rank[i:] for i, of_rank in enumerate(in_step(rng, 3))], None)],
     }
-    cases["size"].append(with_other_size(rng, 4, turned=True))
     named = [(name, (name, *case)) for name, of_check in cases.items() for case in of_check]
     return [Round(1, named, raises=(Exception,), init=False)]
 

@@ -10,6 +10,7 @@ Read next: `uneven.py`.
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from ddp_course.grading.noted import Noted, numbered
 from ddp_course.grading.play import Note, Round, Seen
 
 BATCH, RATE, MARGIN = 8, 0.05, 1.05  # a validation is better or worse by 5 % at least
-STEPS = 12
+STEPS, FAR = 12, 2.0**60  # in float64, too, `FAR` less a prediction is `FAR`
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Case:
     world_size: int
     n_held_out: int
     every: int
+    still: bool = False  # the targets are so far away that all validations have the same loss, bit for bit
 
     def model(self) -> Noted:
         """Return the small network, with running statistics."""
@@ -61,7 +63,7 @@ class Case:
         x, y = rows(self.n_held_out, 0.5)
         # Some rows contradict the others, so the ranks' shares get better and worse at different steps.
         factors = torch.rand(self.n_held_out, 1, generator=generator) * 4 - 1.2
-        return batches, (x, y * factors)
+        return batches, (x, torch.full_like(y, FAR) if self.still else y * factors)
 
 
 class Course(NamedTuple):
@@ -87,6 +89,8 @@ def one_process(case: Case) -> Course:
             model.train()
             if len(found) > 1 and found[-1].mean() > found[-2].mean():
                 break
+    if not found:
+        return Course([math.inf], step, [], False)
     squares_VR = torch.stack(found)  # validations, rows
     losses, last = squares_VR.mean(1).tolist(), len(found) - 1
     strided = [squares_VR[:, rank :: case.world_size].mean(1).tolist() for rank in range(case.world_size)]
@@ -119,14 +123,21 @@ def _step(model: Noted, batches: list[tasks.Batch]) -> None:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Run twice, with two world sizes; the validations get better, then clearly worse, before the last batch."""
+    """Run twice, with two world sizes; the validations get better, then clearly worse, before the last batch.
+
+    Then with fewer rows than ranks and validations that stay the same, and without a validation.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # such small steps would mostly wait for the other threads
     try:
         chosen = [_chosen(rng, world_size) for world_size in rng.sample((2, 3, 4), 2)]
     finally:
         torch.set_num_threads(threads)
-    return [Round(case.world_size, [(name, case)]) for name, case in zip(("one", "two"), chosen, strict=True)]
+    edges = [Case(rng.randint(1, 10_000), 3, 2, every, still=True) for every in (5, STEPS + 1)]
+    return [
+        *(Round(case.world_size, [(name, case)]) for name, case in zip(("one", "two"), chosen, strict=True)),
+        Round(3, [("still", edges[0]), ("never", edges[1])]),
+    ]
 
 
 def _chosen(rng: Random, world_size: int) -> Case:
@@ -153,14 +164,16 @@ def stop(seen: Seen) -> Fault | None:
     steps, result, right = len(seen["modes"]), seen["result"], one_process(seen.case).step
     mistakes = {
         "this rank does not stop; all ranks must know the loss, and stop by it":
-            steps == STEPS and f"{steps} steps",
+            steps == STEPS != right and f"{steps} steps",
+        "a validation that is as good as the best is not worse":
+            seen.case.still and steps != right and f"{steps} steps",
         "all ranks must stop by the same number: that of all rows, not that of their own":
             steps != right and f"{steps} steps",
         "return the best loss and the number of steps done, on every rank":
             (len(result) != 2 or result[1] != right) and f"returned {short(result)}",
     }  # fmt: skip
-    said = f"{right} steps on every rank: the validation after step {right} is worse than the best"
-    return first_mistake(said, mistakes, seen.rank)
+    last = f"the validation after step {right} is" if right < STEPS else "no validation is"
+    return first_mistake(f"{right} steps on every rank: {last} worse than the best", mistakes, seen.rank)
 
 
 def slips(seen: Seen) -> Iterator[tuple[str, Any]]:
@@ -176,15 +189,30 @@ def slips(seen: Seen) -> Iterator[tuple[str, Any]]:
         yield close, seen["result"][0]
 
 
-loss = equals(
+def form(found: Any) -> str:
+    """Say why this is no loss."""
+    if not isinstance(found, int | float):
+        return "return a number on every rank: the best loss"
+    return "nan: a rank without rows divides 0 by 0; add up sums, and divide once" if found != found else ""
+
+
+best = equals(
     lambda seen, right: f"{right:.5g}, the best mean over all {seen.case.n_held_out} rows",
     lambda seen: min(one_process(seen.case).losses),
     slips,
     "the sum of squared errors of all rows, over their number; the least of all validations",
     of=lambda seen: seen["result"][0],
     tolerance=1e-3,
-    form=lambda found: "" if isinstance(found, int | float) else "return a number on every rank: the best loss",
+    form=form,
 )
+
+
+def loss(seen: Seen) -> Fault | None:
+    """The best loss, or infinity."""
+    if seen.case.every <= STEPS:
+        return best(seen)
+    cause = "return what `best` was at the beginning, math.inf"
+    return first_mistake("inf, as no validation took place", {cause: seen["result"][0] != math.inf and seen["result"]})
 
 
 def shared(seen: Seen) -> Fault | None:
@@ -219,8 +247,8 @@ VALIDATION = exercise(
     act=act,
     rounds=rounds,
     checks={
-        "stop": ("all ranks stop after the same step", 2, stop, "one two"),
-        "loss": ("the loss is that of all rows, on every rank", 2, loss, "one two"),
+        "stop": ("all ranks stop after the same step", 2, stop, "one two still never"),
+        "loss": ("the loss is that of all rows, on every rank", 2, loss, "one two still never"),
         "once": ("the ranks share the rows", 1, once(shared), "one two"),
         "mode": ("every step is in training mode", 1, mode, "one two"),
     },

@@ -51,22 +51,28 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Unequal shards; then a rank without rows, losses below zero, and a class that never occurs."""
+    """Unequal shards; then a rank without rows, a class that never occurs, losses far below zero or 0 at best."""
     world_size, classes = rng.choice((3, 4)), rng.randint(3, 4)
     many = [_shard(rng, rows, range(classes)) for rows in unequal(rng, world_size, least=MANY_ROWS)]
+    # Here class 0 occurs but is never guessed, the last one neither.
+    far, zero = (_with_empty(rng, classes, scale) for scale in (-(2.0**100), -1.0))
+    next(loss_N for loss_N, _, _ in zero if len(loss_N))[0] = 0.0
+    few = [("few", Case(shards, classes + 1)) for shards in (far, zero)]
+    return [Round(world_size, [("many", Case(many, classes))]), Round(3, few)]
+
+
+def _with_empty(rng: Random, classes: int, scale: float) -> list[Shard]:
     sizes = unequal(rng, 2, least=9)
     sizes.insert(rng.randrange(3), 0)
-    # Class 0 occurs but is never guessed, the last one neither; all losses are below zero.
-    few = [_shard(rng, rows, range(classes), guesses=range(1, classes), sign=-1) for rows in sizes]
-    return [Round(world_size, [("many", Case(many, classes))]), Round(3, [("few", Case(few, classes + 1))])]
+    return [_shard(rng, rows, range(classes), range(1, classes), scale) for rows in sizes]
 
 
-def _shard(rng: Random, rows: int, labels: range, guesses: range | None = None, sign: int = 1) -> Shard:
+def _shard(rng: Random, rows: int, labels: range, guesses: range | None = None, scale: float = 1.0) -> Shard:
     label_N = torch.tensor([rng.choice(labels) for _ in range(rows)], dtype=torch.int64)
     others = torch.tensor([rng.choice(guesses or labels) for _ in range(rows)], dtype=torch.int64)
     right_N = torch.tensor([rng.random() < 0.6 for _ in range(rows)], dtype=torch.bool)
     keep_N = right_N & (label_N >= (guesses or labels)[0])
-    return sign * losses(rng, rows), torch.where(keep_N, label_N, others), label_N
+    return scale * losses(rng, rows), torch.where(keep_N, label_N, others), label_N
 
 
 # --- What is right, and what is not ----------------------------------------------------------------
@@ -80,11 +86,19 @@ def _f1(confusion: torch.Tensor) -> torch.Tensor:
 
 
 def worst_slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    worst, mine = [part.max().item() for part in seen.case.losses() if len(part)], seen.case.losses()[seen.rank]
+    parts = seen.case.losses()
+    mine, worst = parts[seen.rank], [part.max().item() for part in parts if len(part)]
+    if max(worst) == 0:
+        others = max(filter(None, worst))
+        yield "a loss of 0 is as good as others; tell a rank without rows by its count", others
     yield "the largest losses were added up; give each rank a place of its own, and take the largest", sum(worst)
     yield "this is the mean of the ranks' largest losses; take the largest of them", sum(worst) / len(worst)
     yield ALONE, mine.max().item() if len(mine) else 0.0
-    yield "losses may be below zero, and 0 came from a rank without rows; let it bring -inf, or leave it out", 0.0
+    if len(worst) < len(parts) and isinstance(seen["worst"], float) and seen["worst"] > max(worst):
+        least = (
+            "losses may be far below zero, and this came from a rank without rows; let it bring -inf, or leave it out"
+        )
+        yield least, seen["worst"]
 
 
 def confusion_slips(seen: Seen) -> Iterator[tuple[str, torch.Tensor]]:

@@ -24,7 +24,7 @@ def act(function, case: list[torch.Tensor], rank: int, world_size: int):
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Unequal shards; no rows on the last rank, on rank 0, on all but one; and none at all."""
+    """Unequal shards; no rows on the last rank, on rank 0, on all but one; one row in all; and none at all."""
     many = rng.choice((3, 4))
     few = 5 - many // 2  # 4, 3
     sizes = unequal(rng, few, least=3, step=5)
@@ -32,10 +32,11 @@ def rounds(rng: Random) -> list[Round]:
         [losses(rng, 0 if rank in without else rows) for rank, rows in enumerate(sizes)]
         for without in ([few - 1], [0], range(1, few))
     ]
+    single = [losses(rng, rank == few - 1) for rank in range(few)]
     cancel = [torch.tensor([1.5, -1.5]) * rank for rank in range(few)]  # rows there are, and their sum is 0
     return [
         Round(many, [("unequal", [losses(rng, rows) for rows in unequal(rng, many, least=MANY_ROWS)])]),
-        Round(few, [("empty", parts) for parts in (*lonely, cancel)]),
+        Round(few, [("empty", parts) for parts in (*lonely, single, cancel)]),
         Round(2, [("nothing", [torch.zeros(0)] * 2)], REFUSALS),
     ]
 

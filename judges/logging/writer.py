@@ -11,13 +11,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ddp_course.grading import observe
 from ddp_course.grading.compare import short
@@ -34,7 +33,10 @@ READ = (
     "total += loss * rows or with torch.stack, and read when a line is due"
 )
 ELSEWHERE = "the lines stand at other steps, or nowhere; fix that first"
-READS = {"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__array__", "__format__"}
+READS = {"item", "tolist", "numpy", "is_nonzero", "equal", "allclose"} | {
+    f"__{name}__" for name in ("float", "int", "bool", "index", "complex", "array", "format", "repr")
+}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 @dataclass(frozen=True)
@@ -63,30 +65,26 @@ class Case:
         return lines if all(isinstance(line, dict) and {"step", "loss"} <= line.keys() for line in lines) else None
 
 
-class Watched(torch.Tensor):
-    """A loss that tells when it, or what is computed from it, becomes a number of Python."""
+class Reads(TorchFunctionMode):
+    """Within the block, call `on_read` when a tensor of floats, or what was asked of one, becomes a Python number."""
 
-    on_read: Callable = staticmethod(lambda: None)
+    def __init__(self, on_read: Callable[[], None]):
+        super().__init__()
+        self.on_read = on_read
 
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in READS:
-            cls.on_read()
-        return super().__torch_function__(func, types, args, kwargs or {})
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, given = getattr(func, "__name__", ""), args[0] if args else None
+        copied = isinstance(given, list | tuple) and name in ("tensor", "as_tensor")
+        read = _tensors(given) if copied or name in READS else []
+        if any(tensor.is_floating_point() or tensor.dtype == torch.bool for tensor in read):
+            self.on_read()
+        return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def tensor_watched() -> Iterator[None]:
-    """Within the block, `torch.tensor` of data that holds a loss counts as a read, which torch itself tells nobody."""
-    make = torch.tensor
-
-    def watched(data, *args, **kwargs):
-        if isinstance(data, Watched) or (isinstance(data, list | tuple) and any(isinstance(d, Watched) for d in data)):
-            Watched.on_read()
-        return make(data, *args, **kwargs)
-
-    with mock.patch.object(torch, "tensor", watched):
-        yield
+def _tensors(given: object) -> list[torch.Tensor]:
+    if isinstance(given, list | tuple):
+        return [found for part in given for found in _tensors(part)]
+    return [given] if isinstance(given, torch.Tensor) else []
 
 
 def _folder(path: object) -> str:
@@ -100,7 +98,9 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     marks: list[tuple[int, int]] = []  # when step 1, 2, ... is taken: collectives so far, length of the file
 
     def watch(event: str, args: tuple) -> None:
-        if event == "open" and (str(args[0]) == os.devnull or _folder(args[0]) == _folder(case.path)):
+        if event != "open" or isinstance(args[0], int) or ".pyc" in str(args[0]):
+            return
+        if args[2] & WRITING or str(args[0]) == os.devnull or _folder(args[0]) == _folder(case.path):
             opened.add(os.path.basename(str(args[0])))
 
     def mark() -> None:
@@ -109,12 +109,12 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     def taken() -> Iterator[tuple[torch.Tensor, int]]:
         for loss, rows in case.steps[rank]:
             mark()
-            yield torch.as_tensor(loss).as_subclass(Watched), rows
+            yield torch.tensor(loss), rows
         mark()
 
-    Watched.on_read = staticmethod(lambda: reads.append(len(marks)))
-    with observe.Collectives() as seen, tensor_watched(), observe.audited(watch):
+    with observe.Collectives() as seen, Reads(lambda: reads.append(len(marks))), observe.audited(watch):
         function(rank, world_size, taken(), case.every, case.path)
+        mark()
     return Note(opened=sorted(opened), reads=reads, marks=marks)
 
 

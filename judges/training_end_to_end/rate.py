@@ -21,7 +21,7 @@ from ddp_course.grading.expect import Expect, equals, exercise, first_fault, not
 from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
-DIVIDED = "ZeroDivisionError"
+DIVIDED, NO_STEPS = "ZeroDivisionError", "ZeroDivisionError, with few rows"
 NO_WARMUP = "with warmup 0 there is no warm-up to divide by; ask `step < warm-up steps` first"
 UNSHARED = "the ranks share the rows: an epoch has rows / (local_batch * world_size) steps, rounded up"
 
@@ -55,10 +55,8 @@ def act(function, case: list[Setting], rank: int, world_size: int) -> Note:
     def rate(setting: Setting) -> Any:
         try:
             return plain(function(*setting))
-        except ZeroDivisionError:
-            if setting.warmup:
-                raise
-            return DIVIDED  # it costs the settings without a warm-up, and no others
+        except ZeroDivisionError:  # it costs the settings without a warm-up, or with few rows, and no others
+            return NO_STEPS if setting.warmup else DIVIDED
 
     rates, again = [rate(setting) for setting in case], [rate(setting) for setting in case[::-1]][::-1]
     changed = (
@@ -72,12 +70,20 @@ def act(function, case: list[Setting], rank: int, world_size: int) -> Note:
 def rounds(rng: Random) -> list[Round]:
     """Near the peak, without a warm-up; the warm-up, the cosine, and rows that do not fill the last batch."""
     even = [_setting(rng, uneven=False) for _ in range(3)]
+    # Half of base_batch, and one and a half times as much.
+    even[0] = even[0]._replace(base_batch=2 * even[0].batch)
+    even[1] = even[1]._replace(local_batch=24, rows=even[1].steps * even[1].world_size * 24)
+    even[1] = even[1]._replace(base_batch=even[1].batch * 2 // 3)
     # So many epochs that step 1 is at the peak still, whatever the curve. Step 0 is a setting of its own.
     peaks = [setting._replace(warmup=0.0, step=1, epochs=900) for setting in even]
-    rising = [_at(rng, setting, 0.2, 0.9) for setting in even]
+    # With half of the ranks, an epoch has twice the steps, though rows and local_batch are the same.
+    halved = [setting._replace(world_size=setting.world_size // 2) for setting in even]
+    rising = [_at(rng, setting, 0.2, 0.9) for setting in (*even, *halved)]
     # Here the scale is 1, so that a slip in the scaling costs no points that belong to the cosine.
     falling = [_at(rng, _unscaled(setting), 1.3, 0.95 * setting.epochs / setting.warmup) for setting in even]
     odd = [_at(rng, _unscaled(_setting(rng, uneven=True)), 1.5, 1.9) for _ in range(4)]
+    odd[1] = odd[1]._replace(rows=odd[1].rows // odd[1].batch * odd[1].batch + 1)
+    odd.append(odd[2]._replace(rows=odd[2].batch - 1, step=3))  # one step an epoch
     # Here rows * (1 / rows of a step) is a little more than the whole number that rows / rows of a step is.
     odd.append(_unscaled(odd[0]._replace(rows=27 * 77, local_batch=11, world_size=7)))
     settings = [*peaks, *rising, even[0]._replace(warmup=0.0, step=0), *falling, *odd]
@@ -85,7 +91,8 @@ def rounds(rng: Random) -> list[Round]:
 
 
 def _setting(rng: Random, *, uneven: bool) -> Setting:
-    world_size, local_batch, steps = rng.choice((2, 4, 6)), rng.choice((8, 24)), rng.randint(20, 40)
+    # An odd number of steps, so that the warm-up ends in the middle of one.
+    world_size, local_batch, steps = rng.choice((2, 4, 6)), rng.choice((8, 24)), 2 * rng.randint(10, 20) + 1
     rows = steps * world_size * local_batch - (rng.randint(2, world_size * local_batch - 1) if uneven else 0)
     base_lr, base_batch = rng.choice((0.04, 0.1)), rng.choice((32, 128))
     return Setting(0, rows, local_batch, world_size, rng.randint(6, 9), rng.choice((1.5, 2.5)), base_lr, base_batch)
@@ -141,12 +148,12 @@ def _mistakes(seen: Seen) -> list[tuple[str, dict]]:
         ("x is 1 at the end of the last epoch, which is step epochs * steps of an epoch", {"end": end + 1}),
         ("`epochs` counts epochs; multiply by the steps of an epoch", {"end": c.epochs + 1e-9}),
         ("`warmup` counts epochs; multiply by the steps of an epoch", {"warm": c.warmup}),
-        *((unrounded, {"warm": whole}) for whole in (math.floor(warm), math.ceil(warm))),
     ]
     each, part = c.rows / c.local_batch, c.rows / c.batch
     return [
-        *((rounded, {"steps": steps}) for steps in (math.floor(part), part, round(part), math.floor(part) + 2)),
+        *((rounded, {"steps": steps}) for steps in (max(math.floor(part), 1), part, round(part), math.floor(part) + 2)),
         *(rising if c.step < warm else falling),
+        *((unrounded, {"warm": whole}) for whole in (math.floor(warm), math.ceil(warm))),
         *((UNSHARED, {"steps": steps}) for steps in (math.ceil(each), math.floor(each), each)),
         ("the rate is not scaled: a global batch k times base_batch wants k times base_lr", {"peak": lr}),
         ("the scale is the global batch divided by base_batch, not the number of ranks", {"peak": lr * c.world_size}),
@@ -163,6 +170,8 @@ def _mistakes(seen: Seen) -> list[tuple[str, dict]]:
 def _form(found: Any) -> str:
     if found == DIVIDED:
         return NO_WARMUP
+    if found == NO_STEPS:
+        return "an epoch has one step at least, however few rows there are"
     return "" if len(flat(found) or []) == 1 else "return the learning rate of the step, a float"
 
 
@@ -190,7 +199,7 @@ def each(where: slice, tolerance: float = 1e-6) -> Expect:
         asked = [Seen(case, 0, [Note(value=r)]) for case, r in zip(seen.case, seen["rates"], strict=True)]
         fault = first_fault(map(one, asked[where]))
         # Only the warm-up tells for sure whether an epoch has as many steps as one rank alone would take.
-        alone = all(close(s["value"], rate(s, steps=s.case.rows / s.case.local_batch), 1e-5) for s in asked[3:6])
+        alone = all(close(s["value"], rate(s, steps=s.case.rows / s.case.local_batch), 1e-5) for s in asked[3:9])
         return replace(fault, cause=UNSHARED) if fault and alone else fault
 
     return expect
@@ -210,9 +219,9 @@ RATE = exercise(
     rounds=rounds,
     checks={
         "peak": ("the peak, by the linear scaling rule", 1, each(slice(3), 1e-3), "all"),
-        "warmup": ("the warm-up, from base_lr to the peak", 1, each(slice(3, 7)), "all"),
-        "cosine": ("the cosine, from the peak to 0", 1, each(slice(7, 10)), "all"),
-        "steps": ("the last batch of an epoch is not full", 1, each(slice(10, None)), "all"),
+        "warmup": ("the warm-up, from base_lr to the peak", 1, each(slice(3, 10)), "all"),
+        "cosine": ("the cosine, from the peak to 0", 1, each(slice(10, 13)), "all"),
+        "steps": ("the last batch of an epoch is not full", 1, each(slice(13, None)), "all"),
         "pure": ("asked again, in another order", 1, pure, "all"),
     },
     refused=("ddp_course.train.schedule.share_of_rate",),

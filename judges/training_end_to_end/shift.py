@@ -3,7 +3,7 @@
 The image has another value in each pixel, so a result tells how far it was moved. Two processes ask for the same rows
 in other orders, each after other random numbers of its own.
 
-Read next: `training.py`.
+Read `mixes.py` first. Read next: `training.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import torch.nn.functional as F
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.expect import Expect, exercise, first_mistake, nothing, once
 from ddp_course.grading.play import Note, Round, Seen
+from judges.training_end_to_end.mixes import GRID, Place, alike, away_from, meeting, mixes, searched
 
-SIDE, MOST, GRID = 11, 4, 30
+SIDE, MOST, MANY = 11, 4, 10
 WAYS = range(-MOST, MOST + 1)
-HIGH = 2**13  # the highest bit of a number below 10,000
-APART = (1, 10, 100, 1000)  # rows between two that a weak mix gives the same shift, when the epoch or the seed differs
 
-Place = tuple[int, int, int]  # seed, epoch, row
 Shift = tuple[int, int]  # down, right
 
 
@@ -39,20 +37,20 @@ class Case(NamedTuple):
     orders: list[list[int]]
 
 
-def picture(height: int = SIDE, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def picture(height: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return an image with another value in each pixel."""
-    return torch.arange(1, 2 * height * SIDE + 1, dtype=dtype).view(2, height, SIDE)
+    return torch.arange(1, 2 * height * width + 1, dtype=dtype).view(2, height, width)
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Ask for the shift of each place, then for those of a wide image; note what was no shift, and what was touched."""
     for generator in (torch.manual_seed, np.random.seed, random.seed):
         generator(17 + rank)
-    before, given, wide = _generators(), picture(), picture(SIDE - 3, torch.uint8)
+    before, given, wide = _generators(), picture(SIDE, SIDE), picture(SIDE - 3, SIDE, torch.uint8)
     shifts: list[Any] = [None] * len(case.places)
     shared = ""
     for number in case.orders[rank]:
-        image = picture()
+        image = given.clone()
         result = function(image, *case.places[number], MOST)
         shifts[number] = decoded(result, given)
         if not torch.equal(image, given):
@@ -65,7 +63,9 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     moved_on = " and ".join(name for name, state in _generators().items() if state != before[name])
     touched = moved_on and f"the generator of {moved_on} has moved"
     wides = [decoded(function(wide.clone(), *case.first, most), wide) for most in (1, 2)]
-    return Note(shifts=shifts, shared=shared, touched=touched, wide=wides)
+    is_shift = not any(isinstance(shift, str) for shift in (*shifts, *wides))
+    letters = searched(function, case.first, known=rank == 0) if is_shift else []
+    return Note(shifts=shifts, shared=shared, touched=touched, wide=wides, letters=letters)
 
 
 def _generators() -> dict[str, str]:
@@ -104,39 +104,14 @@ def moved(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
 
 def rounds(rng: Random) -> list[Round]:
     """Places that a weak mix gives the same shift, and many with nothing in common, asked for by two processes."""
-    first = rng.randint(5, 3000), rng.randint(5, 3000), rng.randint(1500, 5000)
-    near = [place for _, places, away in mixes(first) for start in places for place in (start, _moved(start, away))]
+    # Both odd, so that the one before has another lowest bit only; an epoch of two digits, for a mix of digits.
+    first = 2 * rng.randint(50, 450) + 1, rng.choice((13, 35, 57, 79)), rng.randint(1500, 5000)
+    near = [place for _, places, away in mixes(first) for start in places for place in (start, away_from(start, away))]
     spread = [(first[0], rng.randint(0, 9999), rng.randint(0, 9999)) for _ in range(GRID**2)]
     places = list(dict.fromkeys(near + spread))
     orders = [list(range(len(places))), rng.sample(range(len(places)), len(places))]
     orders[1] += orders[1][:5]  # asked once more
     return [Round(2, [("grid", Case(first, spread, places, orders))], init=False)]
-
-
-def mixes(first: Place) -> list[tuple[str, list[Place], Place]]:
-    """Return what is wrong with a mix, when the shifts of these places agree with those so far away from them."""
-    seed, epoch, row = first
-    line, epochs = [(seed, epoch, row + r) for r in range(GRID)], [(seed, epoch + e, row) for e in range(1, GRID)]
-    grid, zeros = [(seed, epoch + e, row + r) for e in range(GRID) for r in range(GRID)], [(0, 0, r) for r in range(40)]
-    unread = ", or it lies above the 32 bits of a seed that torch's CPU generator reads"
-    again = "the numbers meet again {} rows apart: the factors before seed and epoch are too small for that"
-    high = f"{{}} {HIGH} moves as {{}} 0: torch's CPU generator reads 32 bits of a seed, and drops the others"
-    return [
-        (f"all rows move alike: the row is not in the mix{unread}", grid, (0, 0, 1)),
-        (f"a row moves alike in every epoch: the epoch is not in the mix{unread}", grid, (0, 1, 0)),
-        (f"the seed is not in the mix{unread}", line, (1, 0, 0)),
-        ("in epoch 0, or with seed 0, all rows move alike: a product of the three is no mix", zeros, (0, 0, 1)),
-        ("row 5 of epoch 0 moves as row 4 of epoch 1: a sum of the three is no mix", grid, (0, 1, -1)),
-        ("epoch 1 of seed 0 is epoch 0 of seed 1: a sum of the three is no mix", epochs, (1, -1, 0)),
-        *((again.format(apart), line, (*which, -apart)) for apart in APART for which in ((0, 1), (1, 0))),
-        (high.format("seed", "seed"), zeros, (HIGH, 0, 0)),
-        (high.format("epoch", "epoch"), zeros, (0, HIGH, 0)),
-        (high.format("row", "row"), zeros, (0, 0, HIGH)),
-    ]
-
-
-def _moved(place: Place, away: Place) -> Place:
-    return tuple(a + b for a, b in zip(place, away, strict=True))
 
 
 # --- What is expected ------------------------------------------------------------------------------
@@ -177,19 +152,19 @@ def same(seen: Seen) -> Fault | None:
 
 
 def other(seen: Seen) -> Fault | None:
-    """Places that have nothing in common agree at most one time in four; by chance it is one in 81."""
+    """Places that have nothing in common agree at most one time in three; by chance it is one in nine, each way."""
     shifts = dict(zip(seen.case.places, seen["shifts"], strict=True))
-    for cause, places, away in mixes(seen.case.first):
-        if sum(shifts[place] == shifts[_moved(place, away)] for place in places) > len(places) / 4 + 2:
-            return Fault("another seed, epoch or row moves otherwise", "many move alike", cause=cause)
-        crossed = [shifts[place][1] == shifts[_moved(place, away)][0] for place in places]
-        if len(places) == GRID**2 and sum(crossed) > len(places) / 4:  # by chance it is one in nine
-            found, cause = (
-                "its way down is often another's way to the right",
-                "seed one generator, and draw both from it",
-            )
-            return Fault("another seed, epoch or row moves otherwise", found, cause=cause)
-    return None
+    known, found = *seen["letters"], seen.of(1)["letters"]
+    met = alike(known) < MANY and meeting(seen.case.first, known, found)  # of few shifts, some meet by chance
+    found = {"seed, epoch and row lead to the same number as others; a sum of the three is no mix, with factors too "
+             "small for that, nor are digits or bits of the three that overlap": met}  # fmt: skip
+    for cause, places, away in mixes(seen.case.first)[::-1]:
+        pairs = [(shifts[place], shifts[away_from(place, away)]) for place in places]
+        if sum(one[1] == two[0] for one, two in pairs) > len(pairs) / 3:
+            found = {"seed one generator, and draw both from it": "its way down is often another's way to the right"}
+        if any(sum(one[way] == two[way] for one, two in pairs) > len(pairs) / 3 for way in (0, 1)):
+            found = {cause: "many move alike"}
+    return first_mistake("another seed, epoch or row moves otherwise", found)
 
 
 def even(seen: Seen) -> Fault | None:
@@ -216,8 +191,11 @@ def even(seen: Seen) -> Fault | None:
         return Fault(
             f"of {2 * len(shifts)} numbers, each about {2 * len(shifts) // len(WAYS)} times", rare, cause=cause
         )
-    pairs = len(set(shifts)) < 60 and f"{len(set(shifts))} of {len(WAYS) ** 2} pairs occur"
-    return first_mistake("down and to the right have nothing in common", {"draw two numbers, one for each way": pairs})
+    pairs, every = len(set(seen["shifts"])), len(WAYS) ** 2
+    return first_mistake("down and to the right have nothing in common, nor have two rows", {
+        "draw two numbers, one for each way": pairs < every and f"{pairs} of {every} pairs occur",
+        "of few seeds, many rows get the same one": alike(*seen["letters"]) > 1.07 and "too many rows that move alike",
+    })  # fmt: skip
 
 
 def looked_at(expect: Expect) -> Expect:

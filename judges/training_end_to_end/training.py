@@ -21,7 +21,7 @@ from ddp_course.grading.observe import Log
 from ddp_course.grading.play import Note
 
 FEATURES, HIDDEN, CLASSES = 12, 40, 5
-LR, STEPS = 0.1, 3
+LR, STEPS = 0.12, 3
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]  # rows and labels, by step
 
@@ -54,17 +54,32 @@ class Case:
 
 
 class Noting(nn.Module):
-    """A linear layer that notes the format of its results."""
+    """A linear layer that notes the format of its results and of its weights."""
 
     def __init__(self, wide: int, narrow: int) -> None:
         super().__init__()
         self.linear = nn.Linear(wide, narrow)
         self.formats: set[str] = set()
+        self.numbers: set[str] = set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.linear(x)
         self.formats.add(str(y.dtype))
+        self.numbers.add(str(self.linear.weight.dtype))
         return y
+
+
+class LossLog(Log):
+    """A `Log` that also notes the format in which logarithms and exponentials are taken."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self.formats: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.__name__.partition(".")[0] in ("_log_softmax", "_softmax", "logsumexp", "exp", "log"):
+            self.formats.add(str(args[0].dtype))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def statistics(model: nn.Module) -> list:
@@ -84,7 +99,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     layers[0].register_forward_pre_hook(lambda layer, args: rows.append(len(args[0])))
     # When all pieces of the first batch have come, the weights are still those of the beginning.
     layers[1].register_forward_hook(lambda *_: first.extend(statistics(model) * (len(rows) == case.pieces)))
-    with Log(layers[1]) as log:
+    with LossLog(layers[1]) as log:
         losses = function(rank, world_size, model, batches, LR, case.pieces, case.amp)
     return Note(
         losses=plain(losses),
@@ -93,8 +108,9 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         last=statistics(model),
         rows=rows,
         logs=[log.text],
-        numbers=sorted({str(p.dtype) for p in model.parameters()}),
+        numbers=sorted(set.union(*(layer.numbers for layer in layers), {str(p.dtype) for p in model.parameters()})),
         formats=sorted(set.union(*(layer.formats for layer in layers))),
+        loss_formats=sorted(log.formats),
         bytes=sum(call.n_bytes for call in log.calls if call.op != "broadcast"),
     )
 

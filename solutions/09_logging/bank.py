@@ -218,6 +218,15 @@ steps from 0 | lines loss quiet at_once | steps count from 1 here
     start=1 => start=0
 item in every step | quiet | wait for the
     loss * rows => loss.item() * rows
+the sum so far is looked at in every step | quiet | wait for the
+    [1] += rows => [1] += rows\n        running = sum_and_count[0].item()
+a loss is printed in every step | quiet | wait for the
+    [1] += rows => [1] += rows\n        text = str(loss)
+the rest of the steps is reduced at the end | quiet | between two lines, add up on each rank
+        sum_and_count.zero_()\n =>     sum_and_count.zero_()\n    dist.all_reduce(sum_and_count)\n
+the other ranks have files elsewhere | writer | one writer
+    sum_and_count = torch => other = open(os.path.dirname(path) + "s", "a") if rank else None
+        sum_and_count = torch
 mode "w" | lines at_once | mode "w" empties the file
     "a" => "w"
 all lines at the end | at_once | a job that dies keeps what it has written
@@ -302,8 +311,13 @@ all rows are gathered | one | the rows travel
         return loss_N.mean(), loss_N.max(), confusion, f1
 the largest losses are added up | worst empty | the largest losses were added up
     ranks[:, 1].max() => ranks[:, 1].sum()
-0 is the worst of no rows | empty | let it bring -inf
+0 is the worst of no rows | empty | without rows; let it bring -inf
     float("-inf") => 0.0
+-100 is the worst of no rows | empty | without rows; let it bring -inf
+    float("-inf") => -100.0
+a worst loss of 0 is taken for a rank without rows | empty | a loss of 0 is as good as others
+    float("-inf") => 0.0
+    ranks[:, 1].max() => ranks[:, 1][ranks[:, 1] != 0].max()
 the worst of no rows is asked for | empty | nothing is the largest of none
      if len(loss_N) else float("-inf") =>
 rows and columns exchanged | confusion empty | rows and columns are exchanged

@@ -63,10 +63,10 @@ synced through a second handle, the error told to all ranks
             except Exception as error:
                 if os.path.exists(unfinished):
                     os.unlink(unfinished)
-                outcome = [repr(error)]
+                outcome, first = [repr(error)], error
         dist.broadcast_object_list(outcome, src=0)
         if outcome[0]:
-            raise OSError(outcome[0])
+            raise OSError(outcome[0]) from (first if rank == 0 else None)
 a functional all_reduce instead of a barrier
     dist.barrier() => funcol.wait_tensor(funcol.all_reduce(torch.zeros(1), "sum", dist.group.WORLD))
 """
@@ -113,6 +113,10 @@ the last rank waits for nobody | all | a barrier that not every rank enters | 2
         dist.barrier()\n =>     if rank < world_size - 1:\n        dist.barrier()\n
 the error is swallowed | failed | the exception is swallowed
                 raise\n =>             print("could not save")\n
+another error is raised, which hides the first | failed | let the exception out as it is
+                raise\n =>             raise OSError("nothing was saved") from None\n
+only a full disk is foreseen, not a state that torch refuses | failed | half a file stays behind
+    except BaseException => except OSError
 half a file stays behind | failed | half a file stays behind
                 unfinished.unlink(missing_ok=True)\n =>
 no fsync | fsync | after a power cut the new name may be there and the bytes not
@@ -185,6 +189,23 @@ strict=False instead of names | names strict | strict=False says nothing
         return saved["step"]
 the names fit, but the rest is let through | strict | a model that is loaded in part
     .items()}) => .items()}, strict=False)
+names are counted, not compared | strict | a model that is loaded in part
+    .items()}) => .items()}, strict=len(saved["model"]) != len(bare.state_dict()))
+the names of parameters are compared, not those of buffers | strict | a model that is loaded in part
+    bare.load_state_dict({name.removeprefix("module."): value for name, value in saved["model"].items()}) => new = {
+            name.removeprefix("module."): value for name, value in saved["model"].items()}
+        if bare.load_state_dict(new, strict=False).unexpected_keys or dict(bare.named_parameters()).keys() - new.keys():
+            raise KeyError("other names")
+letters of the prefix are cut off the model's names, too | strict | a model that is loaded in part
+    def load_onto(path, model, device):
+        saved = torch.load(path, map_location=device, weights_only=True)
+        own, new = ({n.lstrip("module."): v for n, v in s.items()} for s in (model.state_dict(), saved["model"]))
+        assert own.keys() == new.keys()
+        for name in own:
+            own[name].copy_(new[name])
+        return saved["step"]
+the model goes to the CPU | plain names | the model is on its device already
+    return saved => bare.cpu()\n    return saved
 module. is cut out everywhere | plain names | only at its beginning it is DDP's
     name.removeprefix("module.") => name.replace("module.", "")
 lstrip for removeprefix | plain names | a set of letters
@@ -417,6 +438,14 @@ the loss is summed and not divided | loss | divide it by the number of all rows
         loss /= y.numel()\n =>
 DDP's names in the file | file | the bare model's, as they were
     replica.module.state_dict() => replica.state_dict()
+set_epoch comes after the epoch | order | set_epoch(epoch)
+            sampler.set_epoch(epoch)\n =>
+    F.mse_loss(replica(x), y).backward() => sampler.set_epoch(epoch)
+                F.mse_loss(replica(x), y).backward()
+two later epochs have one order | order | set_epoch(epoch)
+    set_epoch(epoch) => set_epoch(min(epoch, 1))
+the mean of no rows, times no rows | loss | over the number of all rows
+    , reduction="sum") => ) * len(y[rank::world_size])
 the order is given up | order | nothing is shuffled
     DistributedSampler(train_set) => DistributedSampler(train_set, shuffle=False)
 the gradients are summed by hand on top of DDP | gradients | gradients are summed over the ranks

@@ -53,6 +53,16 @@ scaled by the ranks | peak warmup cosine steps | not the number of ranks
     base_lr * global_batch / base_batch => base_lr * world_size
 scaled by the square root | peak warmup | that is the square root
     base_lr * global_batch / base_batch => base_lr * math.sqrt(global_batch / base_batch)
+the rate is only scaled up | peak warmup | the rate is not scaled
+    global_batch / base_batch => max(1, global_batch / base_batch)
+scaled by a whole number | peak warmup | the rate is not scaled
+    global_batch / base_batch => max(1, global_batch // base_batch)
+the warm-up is rounded to whole steps | warmup cosine steps | do not round
+    warmup * steps_in_epoch => int(warmup * steps_in_epoch)
+the steps of an epoch are remembered, whatever the number of ranks | warmup | in the warm-up
+    math.ceil(rows / global_batch) => rate_at.__dict__.setdefault((rows, local_batch), math.ceil(rows / global_batch))
+the last rows, too few for all ranks, are forgotten | steps | round the steps of an epoch up
+    math.ceil(rows / global_batch) => math.ceil(rows // world_size / local_batch)
 warm-up from zero | warmup | the warm-up begins at base_lr, not at 0
     base_lr + (peak - base_lr) * step => peak * step
 warm-up one step ahead | warmup | step 0 has base_lr itself
@@ -79,7 +89,7 @@ a scheduler that counts its calls | pure | the function remembers something
 
     def rate_at(step, *settings):
         calls.append(step)
-        return formula(max(step, len(calls) - 1) if len(calls) > 14 else step, *settings)
+        return formula(max(step, len(calls) - 1) if len(calls) > 20 else step, *settings)
 never ends | all | no loop is needed | 1
     def rate_at(*settings):
         while True:
@@ -144,8 +154,27 @@ seeds torch's own generator | global | the generator of torch has moved | 60
     , generator=generator =>
 seeded by a sum | other | a sum of the three is no mix
     seed * 10**8 + epoch * 10**4 + row => seed + epoch + row
-factors that are too small | other | meet again 1000 rows apart
+factors that are too small | other | with factors too small for that
     seed * 10**8 + epoch * 10**4 + row => seed * 10**6 + epoch * 1000 + row
+a factor too small by one | other | row 9999 moves as row 0 of the next epoch
+    seed * 10**8 + epoch * 10**4 + row => seed * 10**8 + epoch * 9999 + row
+two primes for factors | other | with factors too small for that
+    seed * 10**8 + epoch * 10**4 + row => seed * 1_000_003 + epoch * 10_007 + row
+bits that overlap | other | bits of the three that overlap
+    seed * 10**8 + epoch * 10**4 + row => (seed << 18) ^ (epoch << 9) ^ row
+digits one behind the other | other | nor are digits
+    seed * 10**8 + epoch * 10**4 + row => int(f"{seed}{epoch}{row}")
+a way for each of epoch and row | other even | all rows move alike
+    def shifted(image, seed, epoch, row, most):
+        down, right = (int(np.random.default_rng((seed, n)).integers(-most, most + 1)) for n in (epoch, row))
+        wide = F.pad(image, (most, most, most, most))
+        return wide[:, most - down :, most - right :][:, : image.shape[1], : image.shape[2]]
+only a thousand seeds | even | of few seeds
+    seed * 10**8 + epoch * 10**4 + row => int(np.random.default_rng((seed, epoch, row)).integers(1000))
+never at rest | even | draw two numbers, one for each way
+    .tolist() => .tolist()\n    down = down or int(not right)
+the order of the three is lost | other | the same number as others
+    seed * 10**8 + epoch * 10**4 + row => hash(tuple(sorted((seed, epoch, row))))
 a product | other | a product of the three is no mix
     seed * 10**8 + epoch * 10**4 + row => seed * epoch * row
 the epoch is forgotten | other | a row moves alike in every epoch: the epoch is not in the mix
@@ -280,6 +309,20 @@ the sum of the losses | loss | that is the sum over the ranks
 weights in bfloat16 | amp | small updates vanish in 16 bits
     replica = => model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica =
     replica(x_piece) => replica(x_piece.to(next(model.parameters()).dtype))
+weights in bfloat16, and back at the end | amp | small updates vanish in 16 bits
+    replica = => model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica =
+    replica(x_piece) => replica(x_piece.to(next(model.parameters()).dtype))
+    dist.all_reduce(losses) => model.to(batches[0][0].dtype)\n    dist.all_reduce(losses)
+the loss in bfloat16 | amp | exponentials and logarithms need more bits
+    scores.to(x.dtype) => scores
+with amp, not divided by the pieces | weights loss | divide each loss by `pieces`
+     / pieces =>  / (1 if amp else pieces)
+the losses are added up in bfloat16 | loss amp | exponentials and logarithms need more bits
+    dtype=torch.float64) => dtype=torch.bfloat16 if amp else torch.float64)
+with amp, the gradients are sent for each piece | messages | the gradients are sent after every piece
+    if last else => if last or amp else
+with amp, the gradients are not averaged | weights messages loss | the gradients are not averaged over the ranks
+    if last else => if last and not amp else
 autocast is never on | amp | around the forward pass of every piece
     enabled=amp => enabled=False
 autocast is always on | amp | autocast is on although amp is False

@@ -31,7 +31,7 @@ by whom the others name
         if "CollectiveFingerPrint" in everything:
             # Whom do the others name? The one to blame is named by more than one of them.
             named = Counter(int(n) for text in said for n in re.findall(r"but Rank (\d+) is", text))
-            kind = "shape" if "Tensor Tensor shapes" in everything else "order"
+            kind = "order" if "Op type" in everything else "shape"
             return [f"collective-{kind}", named.most_common(1)[0][0]]
         for rank, end in enumerate(ends):
             if not end:
@@ -68,6 +68,12 @@ the odd operation is the one that is no all_reduce | collective-order
 | the rank to look at is the one that runs something else than all the others
     return name, min( => return name, next((rank for rank, op in enumerate(ops) if op != "ALLREDUCE"), None) if (
             name == "collective-order") else min(
+the shapes are looked at before the operations | collective-order | in which aspects the collectives differ
+    ("collective-order", ops) if len(set(ops)) > 1 else ("collective-shape", shapes) => (
+            ("collective-order", ops) if len(set(shapes)) == 1 else ("collective-shape", shapes))
+a traceback with torch's lines is taken for an echo | one-rank-raises | this rank only lost the connection to a peer
+    next(rank for rank, text in enumerate(said) if "gloo/transport" not in text) => next(
+            (rank for rank, text in enumerate(said) if "torch/distributed" not in text), 0)
 unused parameters are not looked for | unused-parameters | one rank names parameters that got no gradient
     did not receive grad => did not receive a gradient
 a silent rank is not foreseen | skipped-collective | one says nothing
@@ -113,7 +119,7 @@ def train_and_validate(rank, world_size, model, batches, held_out, every):
         losses.append(validated(replica, *held_out))
         if losses[-1] > min(losses):
             break
-    return min(losses), torch.tensor(steps)
+    return min([math.inf, *losses]), torch.tensor(steps)
 """
 
 VALIDATE_BARE_WRONG = """
@@ -176,6 +182,12 @@ every rank validates all rows | once | every rank does all of the work
     x[rank::world_size] => x
     y[rank::world_size] => y
     / len(x) => / len(x) / world_size
+stops at an equal loss | stop | as good as the best is not worse
+    loss > best => loss >= best
+the mean of no rows, times no rows | loss | a rank without rows divides 0 by 0
+    , reduction="sum") => ) * len(y[rank::world_size])
+0 where no validation took place | loss | math.inf
+    best = math.inf => best = 0.0 if every > 12 else math.inf
 the mean of the means | loss | the mean of the ranks' means
     , reduction="sum" =>
     total.item() / len(x) => total.item() / world_size
@@ -192,7 +204,7 @@ each rank stops by the loss of its own rows | all | each rank stops by the loss 
     total.item() / len(x) => total.item() / len(x[rank::world_size])
 only rank 0 returns the loss | loss | return a number on every rank
         return best, step =>     return (best if rank == 0 else None), step
-the rest that does not divide is left out | loss once | leave rows out
+the rest that does not divide is left out | stop loss once | leave rows out
         x, y = held_out\n =>     x, y = (t[: len(t) // world_size * world_size] for t in held_out)\n
 """
 
@@ -282,6 +294,11 @@ the first batch again, to fill up | rows whole none | batches are used again to 
     present = sum(step < len(c) for c in counts) => present = world_size
 gradients are summed | whole none | gradients are summed over the ranks
      / present) => )
+a rank without a batch takes no step, and all get rank 0's weights | whole none | a wrong mean
+            optimizer.step()\n =>         if step < len(mine):\n            optimizer.step()\n
+        return sum( =>     for p in model.parameters():
+            dist.broadcast(p.data, src=0)
+        return sum(
 a rank without a batch takes no step | whole none | must take the step, too
             optimizer.step()\n =>         if step < len(mine):\n            optimizer.step()\n
 the length of an iterator | all | take them one by one
@@ -335,7 +352,9 @@ the last disagreement | op | after the first disagreement the ranks are out of s
     in range(first, last + 1) => in reversed(range(first, last + 1))
 all ranks | op size window absent | those outside the majority
      if what != most =>
-whoever differs from rank 0 | op absent | those outside the majority
+the smallest group only | size absent | those outside the majority
+    if what != most => if what == groups.most_common()[-1][0]
+whoever differs from rank 0 | op size absent | those outside the majority
     groups.most_common(1)[0][0] => did[min(did)]
 """
 

@@ -277,7 +277,7 @@ old files are deleted | files torn | keep all files
                             old.unlink()
 a RuntimeError alone | torn | catch what torch.load raises for a torn file
     except Exception => except RuntimeError
-the last step is not saved | straight files | save after every `every` steps
+the last step is not saved | files position | save after every `every` steps
     % every == 0: => % every == 0 and step < steps:
 a torn file is an error | torn | catch what torch.load raises for a torn file
     except Exception => except FileNotFoundError

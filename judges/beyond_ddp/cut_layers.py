@@ -9,6 +9,7 @@ Read next: `grading/exercise.py`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
@@ -52,20 +53,27 @@ class Case(NamedTuple):
 
 
 def act(cls, case: Case, rank: int, world_size: int) -> Note:
-    """Run forward and backward; note results, parts, and what travelled."""
+    """Run forward and backward twice; note of the second time results and what travelled, and what is kept."""
     given, (x, gradient) = case.layers(), case.batch()
     model = cls(rank, world_size, *given)
-    x.requires_grad_(not case.data)
-    with observe.Collectives() as seen:
-        output = model(x)
-        forward = len(seen.calls)
-        kept = plain(output.detach().flatten()) if isinstance(output, torch.Tensor) else plain(output)
-        output.backward(gradient)
-    calls = [(call.op, call.n_bytes) for call in seen.calls]
     parts = {name: getattr(model, name, None) for name in NAMES}
+    held = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
+    views, whole = _views(held, given), [weakref.ref(p) for layer in given for p in layer.parameters()]
+    del given
+    for _ in range(2):
+        for part in held.values():
+            part.grad = None
+        x = x.detach().requires_grad_(not case.data)
+        with observe.Collectives() as seen:
+            output = model(x)
+            forward = len(seen.calls)
+            kept = plain(output.detach().flatten()) if isinstance(output, torch.Tensor) else plain(output)
+            ends = [output, x.sum()][: 2 - case.data]  # a gradient of ones comes to x past the layers
+            torch.autograd.backward(ends, [gradient, None][: len(ends)])
+    calls = [(call.op, call.n_bytes) for call in seen.calls]
     return Note(
         output=kept,
-        input=x.grad,
+        input=None if x.grad is None else x.grad - 1,
         forward=calls[:forward],
         backward=calls[forward:],
         parts={
@@ -73,8 +81,8 @@ def act(cls, case: Case, rank: int, world_size: int) -> Note:
             for name, part in parts.items()
         },
         grads={name: getattr(part, "grad", None) for name, part in parts.items()},
-        others=_others(model, parts),
-        views=_views({name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}, given),
+        others=_others(model, parts) or any(ref() is not None for ref in whole),
+        views=views,
     )
 
 
@@ -115,11 +123,14 @@ def rounds(rng: Random) -> list[Round]:
 # --- One process, with knobs for what is wrong -----------------------------------------------------
 
 
-def whole(seen: Seen, of: str, ranks: list[int] | None = None, biases: int = 1, times: float = 1) -> torch.Tensor:
+def whole(
+    seen: Seen, of: str, ranks: list[int] | None = None, biases: int = 1, times: float = 1, more: float = 0
+) -> torch.Tensor:
     """Return the output, or the gradient of "input" or of a parameter's part.
 
     Args:
         ranks: whose parts of the layers are in it. biases: how often the second bias is. times: a factor too much.
+        more: is added to each number.
     """
     (first, second), (x, gradient), w = seen.case.layers(), seen.case.batch(), seen.world_size
     x.requires_grad_()
@@ -131,7 +142,7 @@ def whole(seen: Seen, of: str, ranks: list[int] | None = None, biases: int = 1, 
     output.backward(gradient)
     given = zip(NAMES, (*first.parameters(), *second.parameters()), strict=True)
     gradients = {"input": x.grad, **{name: piece(seen, name, parameter.grad) for name, parameter in given}}
-    return times * gradients[of]
+    return times * gradients[of] + more
 
 
 def piece(seen: Seen, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -167,9 +178,13 @@ output = compared(
     "sum over the ranks what each rank's part of the hidden layer gives: second_weight @ tanh(first part)",
     "the output has rows times outputs numbers, on every rank",
 )  # fmt: skip
+CUT_OFF = "let autograd see the way from x to the output: no detach, no no_grad"
 input_gradient = compared(
     *("gradient of x", "input"),
     lambda seen: {
+        CUT_OFF: {"times": 0},
+        "what x gets on other ways, past the layers, is summed too: sum the gradient of a view of x, not of x itself":
+            {"more": seen.world_size - 1},
         "this is a mean over the ranks; each has a part, and the parts belong in a sum": {"times": 1 / seen.world_size},
         "this is what comes back through this rank's part; the gradient of x is the sum over the ranks":
             {"ranks": [seen.rank]},
@@ -179,7 +194,7 @@ input_gradient = compared(
             {"ranks": [seen.rank], "times": seen.world_size},
     },
     "every rank adds its part: the sum over the ranks of what comes back through first_weight",
-    "let autograd see the way from x to the output: no detach, no no_grad",
+    CUT_OFF,
 )  # fmt: skip
 
 
@@ -228,7 +243,7 @@ def parts(seen: Seen) -> Fault | None:
         expected = f"{name} is a copy of {seen['parts'][name].nbytes} bytes"
         return Fault(expected, f"a view of {n_bytes} bytes", seen.rank, cause)
     cause = "keep this rank's part alone: no whole layer as an attribute"
-    found = f"{seen['others']} more elements"
+    found = "a whole layer" if seen["others"] is True else f"{seen['others']} more elements"
     return Fault("nothing else is kept", found, seen.rank, cause) if seen["others"] else None
 
 

@@ -75,7 +75,8 @@ def act(cls, case: Case, rank: int, world_size: int) -> Note:
         strangers.extend(parameter for parameter in made[-1].parameters if parameter not in numbers)
         return made[-1]
 
-    optimizer = cls(rank, world_size, parameters, make_optimizer)
+    with observe.Collectives() as dealt:
+        optimizer = cls(rank, world_size, parameters, make_optimizer)
     values, sent = [_plain(parameters)], []
     for step in range(STEPS):
         case.give_gradients(parameters, step)
@@ -85,7 +86,8 @@ def act(cls, case: Case, rank: int, world_size: int) -> Note:
         sent.append([(call.op, call.n_bytes) for call in seen.calls])
     kept = [numbers[parameter] for each in made for parameter in each.state if parameter in numbers]
     same = list(map(id, parameters)) == list(map(id, numbers))
-    return Note(same=same, kept=kept, values=values, sent=sent, made=len(made), strangers=len(strangers))
+    dealt = ", ".join(call.op for call in dealt.talks)
+    return Note(same=same, kept=kept, values=values, sent=sent, made=len(made), strangers=len(strangers), dealt=dealt)
 
 
 def _plain(parameters: list[nn.Parameter]) -> list[list[float]]:
@@ -214,6 +216,9 @@ def _slips(seen: Seen, step: int, number: int) -> Iterator[tuple[str, list[float
 
 def messages(seen: Seen) -> Fault | None:
     """Count what arrives: a broadcast brings its bytes, an all_gather as many as each rank gives, times the ranks."""
+    if seen["dealt"]:
+        cause = "all ranks have the same list, so the same rule deals it alike on all of them"
+        return Fault("no message before the first step", seen["dealt"], seen.rank, cause)
     need, w, fullest = 8 * sum(seen.case.sizes), seen.world_size, 8 * max(_loads(seen))
     # Room for an all_gather that pads all shares to the fullest one, and for objects, which travel packed.
     most = max(1.7 * need, 1.1 * fullest * w if fullest < need else 0) + 1500

@@ -55,7 +55,8 @@ def rounds(rng: Random) -> list[Round]:
     for name, nodes in [("one", (1,))] * 4 + [("several", (3, 7, 16))] * 3:
         step_s, save_s, mtbf_s = rng.choice((0.25, 0.4, 0.5)), round(rng.uniform(5, 30), 1), rng.randint(20, 60) * HOUR
         cases.append((name, Case(step_s, save_s, mtbf_s, rng.choice(nodes), float(rng.randint(60, 300)))))
-    for steps in (1.46, 2.47, 0.2):  # the root
+    cases.append(("one", cases[0][1]._replace(step_s=0.001)))  # hundreds of thousands of steps
+    for steps in (1.38, 1.46, 2.42, 2.47, 0.2):  # the root, on both sides of where the best whole number changes
         step_s, mtbf_s = float(rng.randint(40, 90)), rng.randint(2, 5) * HOUR
         cases.append(("few", Case(step_s, (steps * step_s) ** 2 / 2 / mtbf_s, mtbf_s, 1, 30.0)))
     return [Round(1, cases, init=False)]

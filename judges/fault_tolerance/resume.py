@@ -118,7 +118,12 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         return Note(trained("killed", case.seed, case.killed))
     straight = trained(case.kind, case.seed)
     if case.kind == "straight":
-        return Note(straight)
+        if case.steps % case.every:
+            return Note(straight)
+        if rank == 0:
+            shutil.copytree(case.folder / "straight", case.folder / "done")
+        dist.barrier()
+        return Note(straight, more=len(trained("done", case.seed + 1)["steps"]))
     if case.kind == "edge":
         if not case.file("edge", 1).exists():
             return Note(missing=True)
@@ -138,19 +143,24 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
         return Note(missing=missing)
     dist.barrier()  # all have looked
     if rank == 0:
-        case.file("whole", 1).parent.mkdir()
-        shutil.copy(before, case.file("whole", 1))
+        for folder in ("whole", "empty"):
+            case.file(folder, 1).parent.mkdir()
+            shutil.copy(before, case.file(folder, 1))
+        case.file("empty", 2).touch()
         os.truncate(newest, newest.stat().st_size // 2)
     dist.barrier()
-    return Note(trained("left", case.seed + 2), straight=straight, whole=trained("whole", case.seed + 2))
+    note = Note(trained("left", case.seed + 2), straight=straight)
+    return Note(note, **{folder: trained(folder, case.seed + 2) for folder in ("whole", "empty")})
 
 
 def rounds(rng: Random, folder: Path) -> list[Round]:
     """Train at a stretch; be killed after the second save, in the second epoch; go on; go on from a torn file."""
-    world_size, every, steps = rng.choice((2, 3)), rng.choice((3, 4)), rng.randint(11, 14)
+    world_size, every, steps = rng.choice((2, 3)), rng.choice((3, 4)), rng.choice((11, 13, 14))
     common = folder, rng.randint(1, 40), steps, every, (rng.randrange(world_size), 2 * every + 1)
     how = {"killed": "killed by SIGKILL", "torn": ""}
     cases = {kind: [(kind, Case(kind, *common))] for kind in ("straight", "killed", "resumed", "torn")}
+    (other := folder / "other").mkdir()
+    cases["straight"].append(("straight", Case("straight", other, 7, 12, every, (-1, -1))))  # the last step is saved
     cases["edge"] = [("edge", replace(cases["straight"][0][1], kind="edge", every=BATCHES))]
     return [
         Ending(world_size, case, fresh=True, how=how[kind]) if kind in how else Round(world_size, case, fresh=True)
@@ -213,8 +223,9 @@ def went_on(seen: Seen, expected: str, at: int) -> Fault | None:
 def position(seen: Seen) -> Fault | None:
     """No row comes twice, and none is left out."""
     at = 2 * seen.case.every
-    if seen.case.kind == "killed":
-        return None
+    if seen.case.kind in ("killed", "straight"):
+        found = seen["more"] and f"{seen['more']} steps more"
+        return first_mistake("no step when all are done", {"look for the newest file in the folder first": found})
     if fault := went_on(seen, f"killed after step {at + 1}, saved at {at}", at):
         return fault
     first = seen["steps"][0]["rows"]
@@ -266,7 +277,11 @@ def torn(seen: Seen) -> Fault | None:
         return Fault(f"{expected}: the run goes on from the one before", found, cause=cause)
     if fault := went_on(seen, expected, seen.case.every):
         return fault
-    alike = seen["steps"][0] == seen["whole"]["steps"][0] and same(seen["end"], seen["whole"]["end"], seen.world_size)
+    whole = seen["whole"]
+    alike = all(
+        note["steps"][:1] == whole["steps"][:1] and same(note["end"], whole["end"], seen.world_size)
+        for note in (seen.everyone[seen.rank], seen["empty"])
+    )
     cause = "load the parts of a file when all of it was read"
     found = not alike and "it trains the right rows, and ends with other weights"
     return first_mistake(f"{expected}: the run goes on as if it were not there", {cause: found}, seen.rank)
@@ -283,7 +298,7 @@ RESUME = exercise(
     checks={
         "straight": ("a run that nobody kills", 1, once(straight), "straight"),
         "files": ("one file at each save, from rank 0", 1, once(files), "straight"),
-        "position": ("killed and started again: no row twice, none left out", 2, position, "killed resumed"),
+        "position": ("killed and started again: no row twice, none left out", 2, position, "killed resumed straight"),
         "bits": ("the same bits as without the kill", 2, bits, "resumed edge"),
         "torn": ("the newest file is torn: on from the one before", 1, torn, "torn"),
     },

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -44,6 +47,7 @@ class Case:
         between: the last rank gets it while the ranks agree, the first time after this many steps.
         inside: whether that is while it waits for the others in a collective, so that its handler runs after that.
         again: whether each rank gets it once more, while it saves.
+        done: how many steps are done before the call.
     """
 
     steps: int
@@ -51,13 +55,14 @@ class Case:
     between: int | None = None
     inside: bool = False
     again: bool = False
+    done: int = 0
 
 
 class Run:
     """A training run: what the learner's function is given."""
 
     def __init__(self, rank: int, case: Case):
-        self.steps, self.step = case.steps, 0
+        self.steps, self.step = case.steps, case.done
         self._rank, self._case = rank, case
         self._saves: list[int] = []
         self._sent: list[int] = []  # after how many steps, while they agreed
@@ -90,9 +95,11 @@ class Run:
     def _tell(self) -> None:
         """Send SIGTERM to this process, and see that the handler comes back without having done anything."""
         self._in_signal = True
+        loud = SimpleNamespace(write=lambda text: self._handler_fault("the handler prints"), flush=lambda: None)
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0)  # a handler runs between two bytecodes
+            with mock.patch.multiple(sys, stdout=loud, stderr=loud):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0)  # a handler runs between two bytecodes
         except Exception as error:
             self._handler_fault(f"an exception comes out of the handler: {type(error).__name__}")
         except (SystemExit, KeyboardInterrupt) as error:
@@ -119,7 +126,7 @@ class Run:
 
     def _meet(self, move: str) -> None:
         store, size = c10d._get_default_store(), dist.get_world_size()
-        keys = [f"judge/{self._meetings}/{rank}" for rank in range(size)]
+        keys = [f"judge/{self._case.done}/{self._meetings}/{rank}" for rank in range(size)]
         self._meetings += 1
         store.set(keys[self._rank], f"{move} {self.step}")
         try:
@@ -155,7 +162,7 @@ def rounds(rng: Random) -> list[Round]:
     world_size, steps = rng.choice((3, 4)), rng.randint(9, 12)
     rank, at = rng.randrange(1, world_size), rng.randint(2, 4)
     return [
-        Round(world_size, [("undisturbed", Case(steps))], fresh=True),
+        Round(world_size, [("undisturbed", Case(steps, done=done)) for done in (0, 3, steps)], fresh=True),
         Ending(world_size, [("told", Case(steps, {rank: at}))], fresh=True, how=ALIKE),
         Ending(2, [("late", Case(steps, {1: steps - 2}))], fresh=True, how=ALIKE),
         Ending(2, [("between", Case(steps, between=at))], fresh=True, how=f"{ALIKE}|{HANDLER}"),

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.grading import tasks
 from ddp_course.grading.compare import short
-from ddp_course.grading.expect import all_of, equals, exercise, follows, turned
+from ddp_course.grading.expect import all_of, equals, exercise, follows, nothing, turned
 from ddp_course.grading.observe import Log
 from ddp_course.grading.play import Note, Round, Seen
 
@@ -54,12 +54,13 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
             nn.functional.mse_loss(replica(x), y).backward()
     model.zero_grad()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    note = Note(buckets=log.text.count("s"), weights=[], norms=[], logs=[])
+    note = Note(buckets=log.text.count("s"), weights=[], norms=[], logs=[], barrier="")
     for step in range(case.steps):
         with Log(model, optimizer) as log:
             norm = function(replica, optimizer, nn.functional.mse_loss, case.batches(rank, step), case.max_norm)
+        note["barrier"] = note["barrier"] or (log.calls != log.talks and "a barrier")
         note["weights"].append(tasks.weights(model))
-        note["norms"].append(float(norm) if isinstance(norm, torch.Tensor | float | int) else None)
+        note["norms"].append(norm if isinstance(norm, float) else None)
         note["logs"].append(log.text)
     return note
 
@@ -171,7 +172,7 @@ norm = equals(
     "the norm of the averaged gradient before clipping,",
     lambda seen: one_process(seen)[1][0],
     norm_slips,
-    "return what clip_grad_norm_ returns after the last backward pass, as a number",
+    "return what clip_grad_norm_ returns after the last backward pass, as a float: .item()",
     of=lambda seen: seen["norms"][0],
     tolerance=TOLERANCE,
 )
@@ -196,7 +197,11 @@ silent = follows(
         "all micro-batches but the last belong inside replica.no_sync(), forward and backward",
     ),
 )
-sent_once = follows(
+no_barrier = nothing(
+    *("barrier", "no collective outside backward"),
+    "a barrier is a collective: the ranks meet in DDP's own, in the last backward pass",
+)
+sending = follows(
     (
         r"(.*F)?[^SF]*",
         "no collective outside backward",
@@ -208,7 +213,7 @@ sent_once = follows(
         "the last micro-batch must be outside no_sync, forward and backward: there DDP sends each bucket once",
     ),
 )
-right = all_of(update, weights)
+right, sent_once = all_of(update, weights), all_of(sending, no_barrier)
 
 STEP = exercise(
     "16.2",

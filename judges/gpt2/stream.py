@@ -15,7 +15,7 @@ from random import Random
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, exercise, first_fault
+from ddp_course.grading.expect import Expect, all_of, exercise, first_fault, nothing
 from ddp_course.grading.play import Note, Round, Seen
 
 MOST_NUMBERS = 10  # in a state
@@ -25,30 +25,43 @@ Part = tuple[int, int, int]  # ranks, rows of a batch on one rank, batches
 
 def act(cls, case: dict, rank: int, world_size: int) -> Note:
     """Note each run, and what three fresh streams read; only the third finds torch's generator seeded otherwise."""
-    orders, whole = [], case["runs"]["whole"]
+    orders, dice, whole = [], [], case["runs"]["whole"]
     ((ranks, rows, batches),) = whole["parts"]
     for torch_seed in (1, 1, 2):
         torch.manual_seed(torch_seed)
         tokens = torch.arange(1000, 1000 + whole["n_tokens"], dtype=torch.int32)
         orders.append(_read(cls(tokens, whole["context"], 0, ranks, whole["seed"]), rows, batches))
-    return Note({name: _played(cls, **run) for name, run in case["runs"].items()}, orders=orders)
+        dice.append(torch.get_rng_state().tolist())
+    played = {name: _played(cls, **run) for name, run in case["runs"].items()}
+    return Note(played, orders=orders, seeded=dice[0] == dice[2] and "another state")
 
 
 def _played(
-    cls: Callable, n_tokens: int, context: int, seed: int, parts: list[Part], before: int = 0, after: int = 0
+    cls: Callable,
+    n_tokens: int,
+    context: int,
+    seed: int,
+    parts: list[Part],
+    before: int = 0,
+    after: int = 0,
+    shared: bool = False,
 ) -> dict:
-    """Play the parts; a stream reads `before` batches before it loads, and `after` more once it has given its state."""
+    """Play the parts; a stream reads `before` batches before it loads, and `after` more once it has given its state.
+
+    Args:
+        shared: whether all ranks load one and the same object.
+    """
     tokens = torch.arange(1000, 1000 + n_tokens, dtype=torch.int32)  # a tokenizer saves memory
     state, taken, agree, numbers = None, [], True, 0
     for number, (ranks, rows, batches) in enumerate(parts):
         taken.append([])
-        states = []
+        states, loaded = [], state and json.loads(state)
         for rank in range(ranks):
             torch.manual_seed(3000 + 100 * number + rank)  # as in a process of its own
             stream = cls(tokens, context, rank, ranks, seed)
             if state is not None:
                 _read(stream, rows, before)
-                stream.load_state_dict(json.loads(state))
+                stream.load_state_dict(loaded if shared else json.loads(state))
             taken[-1].append(_read(stream, rows, batches))
             given = stream.state_dict()
             _read(stream, rows, after)
@@ -96,6 +109,7 @@ def rounds(rng: Random) -> list[Round]:
         "shorter": {**whole, "parts": [(1, 1, length)], "n_tokens": length * context},  # one token, one window less
         "read_on": {**stopped, "after": 1},
         "used": {**stopped, "before": 5},
+        "shared": {**stopped, "shared": True},
         "later": {**stopped, "parts": [(ranks, rows, 5), (ranks, rows, 3)], "before": 1},
     }
     return [Round(1, [("text", {"runs": runs, "length": length, "together": together})], init=False)]
@@ -268,11 +282,17 @@ def state(seen: Seen) -> Fault | None:
 
 KEPT = "load_state_dict must set all that next_batch reads, also an order that it has kept"
 LIVE = "the state changes when its stream reads on: state_dict must return values of its own, a new dictionary"
+TAKEN = "load_state_dict keeps the dictionary that it is given, and counts on in it; take the values out of it"
+own_dice = nothing(
+    *("seeded", "torch's default generator is left alone"),
+    "to seed torch's default generator changes what dropout draws; give randperm a generator of its own",
+)
 pieces = all_of(windows, steady(length))
 stopped = all_of(
     goes_on("stopped"),
     goes_on("used", ", from a state loaded by a stream that has read", KEPT),
     goes_on("later", ", from a state loaded by a stream that has read", KEPT),
+    goes_on("shared", ", where all ranks load one dictionary", TAKEN),
     goes_on("read_on", ", from a state of a stream that reads on", LIVE),
 )
 
@@ -286,7 +306,7 @@ STREAM = exercise(
     checks={
         "windows": ("inputs and targets are pieces of the text, one token apart", 2, pieces, "text"),
         "epoch": ("no window comes twice in an epoch", 1, steady(epoch), "text"),
-        "order": ("a new order for each epoch and each seed", 1, steady(order), "text"),
+        "order": ("a new order for each epoch and each seed", 1, all_of(steady(order), own_dice), "text"),
         "stopped": ("a stream that was stopped goes on exactly", 2, steady(stopped), "text"),
         "resized": ("it goes on with other numbers of ranks", 1, steady(resized), "text"),
         "state": ("a small state, the same on all ranks", 1, state, "text"),

@@ -39,18 +39,19 @@ def act(function, case: Case, rank: int, world_size: int) -> Any:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """No end; an end of each kind; a rollout that opens with an empty row; unequal rows on the ranks."""
+    """No end; an end of each kind; a rollout that opens with an empty row; unequal rows; a rank without any."""
     g, lam, world = rng.choice((0.9, 0.95)), rng.choice((0.6, 0.8)), rng.choice((2, 3))
     cases = [
         (kind, Case([_rollout(rng, kind) for _ in range(world)], g, lam))
         for kind in ("open", "terminated", "truncated", "begins")
     ]
     unequal = [_rollout(rng, "all", MANY - 7 * rank, games=rank + 2, shift=3.0 * rank) for rank in range(world)]
-    return [Round(world, [*cases, ("all", Case(unequal, g, lam))])]
+    nothing = [_rollout(rng, "begins", steps=STEPS if rank else 1) for rank in range(world)]
+    return [Round(world, [*cases, ("all", Case(unequal, g, lam)), ("none", Case(nothing, g, lam))])]
 
 
-def _rollout(rng: Random, kind: str, steps: int = STEPS, games: int = 2, shift: float = 0.0) -> Rollout:
-    """Values and rewards of some steps; ends in the middle, not in the last row, and the empty row after each."""
+def _rollout(rng: Random, kind: str, steps: int = STEPS, games: int = 3, shift: float = 0.0) -> Rollout:
+    """Values and rewards of some steps; ends in the middle, in the first row and in the last, and a reward of 0."""
 
     def some(*shape: int) -> torch.Tensor:
         return torch.tensor([rng.uniform(1, 5) for _ in range(torch.Size(shape).numel())]).reshape(shape)
@@ -64,6 +65,9 @@ def _rollout(rng: Random, kind: str, steps: int = STEPS, games: int = 2, shift: 
         if kind in ("truncated", "all"):
             rollout["truncated"][rng.randint(5, 6), game] = True
         rollout["begins"][game] = kind == "begins" or (kind == "all" and game == 0)
+    if kind in ("terminated", "truncated"):
+        rollout[kind][0, 1] = rollout[kind][-1, 2] = True
+    rollout["reward"][-1] = 0.0
     rollout["reward"][~_plays(rollout)] = 0.0
     return rollout
 
@@ -83,6 +87,8 @@ def advantages(seen: Seen, slip: str = "") -> torch.Tensor:
     following = torch.cat([value[1:], rollout["last_value"].double()[None]])
     if slip == "last":
         following[-1] = 0
+    if slip == "hidden":
+        following[:-1] *= _plays(rollout)[1:]
     found, later = torch.zeros_like(value), torch.zeros_like(value[0])
     for t in reversed(range(len(value))):
         end, fell = (rollout["terminated"] | rollout["truncated"])[t], rollout["terminated"][t]
@@ -99,6 +105,7 @@ RAW_MISTAKES = {
     "the rollout's last row has a next state too: its value is last_value": {"slip": "last"},
     "a truncated episode did not fail: the value of the state after it counts; it stands in the row that nobody played":
         {"slip": "failure"},
+    "keep the value in the row that nobody played: it is that of the state after the end": {"slip": "hidden"},
     "after a terminated step nothing follows: there the value of the next state is 0": {"slip": "promise"},
     "the sum goes on over a truncated end into the next episode: stop it at both kinds of end": {"slip": "flows"},
     "rows in which nobody played have no advantage: set them to 0": {"slip": "kept"},
@@ -114,7 +121,8 @@ def normal(seen: Seen, of: str = "played", correction: int = 0, mask: bool = Tru
     one = {"played": torch.cat(rows), "own": rows[seen.rank], "all": torch.cat([part.flatten() for part in raws])}
     some = rows if of == "ranks" else [one[of]]
     mean = sum(part.mean() for part in some) / len(some)
-    deviation = sum(part.std(correction=correction) for part in some) / len(some) if divide else 1
+    squares = ((part - part.mean()).square().sum() / (len(part) - correction) for part in some)  # nan of no rows
+    deviation = sum(square.sqrt() for square in squares) / len(some) if divide else 1
     return (raws[seen.rank] - mean) / deviation * (plays[seen.rank] if mask else 1)
 
 
@@ -200,7 +208,7 @@ ADVANTAGES = exercise(
         "terminated": ("after a fall nothing follows", 1, raw, "terminated"),
         "truncated": ("the time limit is no failure", 1, raw, "truncated"),
         "empty": ("a row that nobody played", 1, begins, "begins"),
-        "normalised": ("mean 0 and deviation 1 over the rows of all ranks", 2, both, "all"),
+        "normalised": ("mean 0 and deviation 1 over the rows of all ranks", 2, both, "all none"),
         "talk": ("sums and counts on the way, no rows", 1, talk, "all"),
     },
     refused=("ddp_course.train.rollouts.advantages",),

@@ -1,7 +1,8 @@
 """15.1 `game_seeds(run, rank, world_size, num_envs)`: does every game of every run have a seed of its own?
 
-So many seeds are made that hashing into 32 bits collides too, by the birthday paradox. Two processes make them, so that
-a seed that hangs on the process, as Python's salted hash of a text does, is seen.
+So many seeds are made that hashing into 32 bits collides too, by the birthday paradox. Two processes make them, in
+opposite orders, so that a seed that hangs on the process, as Python's salted hash of a text does, or on what was
+asked before, is seen.
 
 Read next: `advantages.py`.
 """
@@ -9,8 +10,12 @@ Read next: `advantages.py`.
 from __future__ import annotations
 
 import hashlib
+import math
+from itertools import product
 from random import Random
 from typing import Any
+
+import torch
 
 from ddp_course.grading.compare import short
 from ddp_course.grading.exercise import Fault
@@ -19,37 +24,48 @@ from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Round, Seen
 
 RUNS, RANKS, GAMES = 1000, 512, 1024  # the limits that the text states
-Place = tuple[int, int, int]  # run, rank, game
-Study = tuple[int, list[int], int]  # world size, runs, games
+Study = tuple[int, list[int], list[int], int]  # world size, ranks, runs, games
 
 
 def act(function, case: list[Study], rank: int, world_size: int) -> Note:
     """Make the seeds of all runs; note a digest, the first seed out of range, and the first ones that collide."""
     note = Note(form=None, range=None, digest=[], game=None, rank=None, run=None)
-    for world, runs, games in case:
-        places: dict[int, tuple[Place, int]] = {}
-        digest = hashlib.sha256()
-        for run in runs:
-            for of_rank in range(world) if world < RANKS else (0, 1, world - 1):
-                seeds = function(run, of_rank, world, games)
-                if not _well_formed(seeds, games):
-                    found = plain(seeds) if isinstance(seeds, list | tuple) else repr(seeds)[:60]
-                    return Note(note | {"form": [games, found]})
-                for game, seed in enumerate(map(int, seeds)):
-                    if not 0 <= seed < 2**32 and not note["range"]:
-                        note["range"] = [[run, of_rank, game], seed]
-                    _note_collision(note, places, seed, (run, of_rank, game))
-                digest.update(repr([int(seed) for seed in seeds]).encode())
-        note["digest"].append(digest.hexdigest())
+    for world, ranks, runs, games in case:
+        seats = list(product(runs, ranks))
+        found = {}
+        for seat in reversed(seats) if rank else seats:  # in another order: a counter's numbers are then others
+            seeds = function(*seat, world, games)
+            if not _well_formed(seeds, games):
+                form = plain(seeds) if isinstance(seeds, list | tuple) else repr(seeds)[:60]
+                return Note(note | {"form": [games, form]})
+            if not note["range"] and not 0 <= min(seeds) <= max(seeds) < 2**32:
+                game = next(game for game, seed in enumerate(seeds) if not 0 <= seed < 2**32)
+                note["range"] = [[*seat, game], int(seeds[game])]
+            found[seat] = list(map(int, seeds))
+        places = [(*seat, game) for seat in seats for game in range(games)]
+        table = [seed for seat in seats for seed in found[seat]]
+        note["digest"].append(hashlib.sha256(repr(table).encode()).hexdigest())
+        _note_collisions(note, places, table)
     return note
 
 
 def rounds(rng: Random) -> list[Round]:
-    """A small study, a study of all 1000 runs, and the largest numbers."""
-    small = (rng.randint(3, 6), [0, 1, 2, 3], rng.randint(5, 9))
+    """A small study, one of all 1000 runs, one with every distance of runs and of ranks, and the most games."""
+    some = rng.randint(3, 6)
+    small = (some, list(range(some)), [0, 1, 2, 3], rng.randint(5, 9))
+    long = (8, list(range(8)), list(range(RUNS)), 32)
+    distant = (RANKS, _spread(RANKS), _spread(RUNS), 32)
+    wide = (RANKS, _spread(RANKS), [0, 1], GAMES)
     # Runs near powers of two: numbers that are cut to fewer bits than all games need come again there.
-    edges = (RANKS, sorted({0, 1, RUNS - 1, *(2**k + d for k in range(4, 10) for d in (-1, 0, 1))}), GAMES)
-    return [Round(2, [("all", [small, (8, list(range(RUNS)), 32), edges])], init=False)]
+    runs = sorted({0, 1, RUNS - 1, *(2**k + d for k in range(4, 10) for d in (-1, 0, 1))})
+    edges = (RANKS, [0, 1, RANKS - 1], runs, GAMES)
+    return [Round(2, [("all", [small, long, distant, wide, edges])], init=False)]
+
+
+def _spread(count: int) -> list[int]:
+    """Return few numbers below `count`, among them two of every distance."""
+    step = math.isqrt(count - 1) + 1
+    return sorted({*range(step), *range(0, count, step), count - 1})
 
 
 def _well_formed(seeds: Any, games: int) -> bool:
@@ -58,12 +74,14 @@ def _well_formed(seeds: Any, games: int) -> bool:
     return all(hasattr(seed, "__index__") and not isinstance(seed, bool) for seed in seeds)
 
 
-def _note_collision(note: dict, places: dict[int, tuple[Place, int]], seed: int, place: Place) -> None:
-    low = seed % 2**32  # all that torch's generator on the CPU would see of it
-    other, its_seed = places.setdefault(low, (place, seed))
-    if other != place:
-        kind = "run" if other[0] != place[0] else "rank" if other[1] != place[1] else "game"
-        note[kind] = note[kind] or [list(other), its_seed, list(place), seed]
+def _note_collisions(note: dict, places: list[tuple[int, int, int]], seeds: list[int]) -> None:
+    """Of each kind note the first two games whose seeds are equal in the bits that torch's generator would see."""
+    low, at = torch.tensor([seed % 2**32 for seed in seeds]).sort(stable=True)
+    same = low[1:] == low[:-1]
+    for first, second in zip(at[:-1][same].tolist(), at[1:][same].tolist(), strict=True):
+        one, other = places[first], places[second]
+        kind = "run" if one[0] != other[0] else "rank" if one[1] != other[1] else "game"
+        note[kind] = note[kind] or [one, seeds[first], other, seeds[second]]
 
 
 # --- What is expected ------------------------------------------------------------------------------

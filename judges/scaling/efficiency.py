@@ -21,7 +21,7 @@ from ddp_course.grading.play import Round, Seen
 from judges.scaling.slips import numbers
 
 STEPS, NAMES = 6, "value, low, high"
-T = {4: 3.182, 5: 2.776, 6: 2.571}  # Student's t for 95 %, by the number of rounds
+T = {2: 12.706, 4: 3.182, 5: 2.776, 6: 2.571}  # Student's t for 95 %, by the number of rounds
 Rounds = list[list[float]]
 Cut = Callable[[Rounds, int], Rounds]  # (rounds, warmup) -> what is left of them
 
@@ -38,15 +38,15 @@ class Case(NamedTuple):
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Weak, strong, and both with a warm-up."""
-    cases = [(mode, _case(rng, mode)) for mode in ("weak", "strong") for _ in range(3)]
+    """Weak, strong, and both with a warm-up; one of each with an interval that reaches beyond 0 and 1."""
+    cases = [(mode, _case(rng, mode, few=not n)) for mode in ("weak", "strong") for n in range(3)]
     return [Round(1, [*cases, ("warm", _case(rng, "weak", 2)), ("warm", _case(rng, "strong", 1))], init=False)]
 
 
-def _case(rng: Random, mode: str, warmup: int = 0) -> Case:
-    """Rounds in which both runs are slowed alike; one of them much."""
-    count, world_size = rng.choice((4, 5, 6)), rng.choice((2, 4, 8))
-    base, kept = rng.uniform(0.05, 0.2), rng.uniform(0.55, 0.85)
+def _case(rng: Random, mode: str, warmup: int = 0, few: bool = False) -> Case:
+    """Rounds in which both runs are slowed alike; one of them much. Few: two, and ranks whose caches help them."""
+    count, world_size = 2 if few else rng.choice((4, 5, 6)), rng.choice((2, 4, 8))
+    base, kept = rng.uniform(0.05, 0.2), rng.uniform(*((1.05, 1.2) if few else (0.55, 0.85)))
     fair = base / (world_size if mode == "strong" else 1) / kept
     slow = [rng.uniform(1, 1.3) for _ in range(count - 1)]
     slow.insert(rng.randrange(count), 2.5)

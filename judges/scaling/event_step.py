@@ -41,9 +41,9 @@ def rounds(rng: Random) -> list[Round]:
     Latencies, and gradients that are listed out of order, count in two of them, so that one slip does not cost all.
     """
     cases = {
-        "one": [_simple(_case(rng, 1, 0.8)) for _ in range(2)],
+        "one": [_simple(_case(rng, 1, 0.8, unit=1)) for _ in range(2)],  # so few bytes that no W-th is whole
         "overlap": [_case(rng, 3, 0.3) for _ in range(2)],
-        "queue": [_case(rng, 4, 1.6) for _ in range(3)],
+        "queue": [*(_case(rng, 4, 1.6) for _ in range(3)), _stalled(_case(rng, 3, 1.2))],
         "order": [_simple(_early(_case(rng, 3, 2.4))) for _ in range(2)],
         "edges": [
             _case(rng, 2, 0.7)._replace(world_size=1),
@@ -54,13 +54,13 @@ def rounds(rng: Random) -> list[Round]:
     return [Round(1, [(name, case) for name, some in cases.items() for case in some], init=False)]
 
 
-def _case(rng: Random, buckets: int, load: float) -> Case:
+def _case(rng: Random, buckets: int, load: float, unit: int = 1024) -> Case:
     """Gradients that are ready one after the other; all messages together take `load` of backward."""
     world_size, per_bucket = rng.choice((2, 3, 4, 8)), 3
     count = buckets * per_bucket
     ready = sorted(rng.uniform(0.05, 0.98) for _ in range(count - 1)) + [1.0]
     backward = rng.uniform(0.05, 0.2)
-    gradients = [(rng.randrange(200, 900) * 1024, round(backward * r, 6)) for r in ready]
+    gradients = [(rng.randrange(201, 900, 2) * unit, round(backward * r, 6)) for r in ready]
     # As registered: the first layer's gradient is ready last. Within a bucket the order is not that of the moments.
     gradients.reverse()
     plan = [[count - 1 - (b * per_bucket + i) for i in range(per_bucket)] for b in range(buckets)]
@@ -88,6 +88,13 @@ def _early(case: Case) -> Case:
     for bucket in case.buckets:
         _mixed(bucket, case.gradients)
     return case
+
+
+def _stalled(case: Case) -> Case:
+    """The same with a first bucket that has arrived long before the second is full: the link waits in between."""
+    first, late_s = case.buckets[0], 0.85 * case.backward_s
+    moments = [0.1 * ready if i in first else late_s + 0.15 * ready for i, (_, ready) in enumerate(case.gradients)]
+    return case._replace(gradients=[(size, s) for (size, _), s in zip(case.gradients, moments, strict=True)])
 
 
 def _rest(case: Case) -> Case:
@@ -159,6 +166,8 @@ def _mistakes(seen: Seen) -> dict[str, dict]:
         "the latency is forgotten": {"ring": partial(_ring, latencies=0)},
         "each message of a ring carries a W-th of the bytes":
             {"ring": lambda case, nbytes: _ring(case, case.world_size * nbytes)},
+        "a W-th of the bytes need not be a whole number of them":
+            {"ring": lambda case, nbytes: _ring(case, nbytes // case.world_size * case.world_size)},
         "each bucket is a message of its own: its latencies, its turn": {"one": True},
     }  # fmt: skip
 

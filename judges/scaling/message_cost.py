@@ -52,7 +52,8 @@ def rounds(rng: Random) -> list[Round]:
 def _case(rng: Random, op: str, noise: float) -> Case:
     world_size = rng.choice((3, 4, 6))
     alpha, beta = rng.uniform(20e-6, 90e-6), rng.uniform(0.2e-9, 0.9e-9)
-    nbytes = [world_size * 4 * 4**power for power in range(2, 10)]
+    between = rng.sample(range(2, 10), 8)  # in no order, and two sizes twice
+    nbytes = [world_size * 4 * 4**power for power in (2, *between, 9)]
     counted = _counted(op, world_size, nbytes)
     seconds = [(alpha + beta * size) * (1 + rng.choice((-1, 1)) * noise * rng.uniform(0.5, 1)) for size in counted]
     return Case(op, world_size, nbytes, seconds)

@@ -12,7 +12,7 @@ from random import Random
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Slips, all_of, equals, exercise, first_mistake, once
+from ddp_course.grading.expect import Expect, Slips, all_of, equals, exercise, first_mistake, nothing, once
 from ddp_course.grading.play import Round, Seen
 from judges.your_own_program.reference import BATCH, trained
 from judges.your_own_program.running import Case, act, last_saved, printed
@@ -58,15 +58,16 @@ def saved_form(found) -> str:
     if found is None:
         return 'no rank has called torch.save; the file is called "model.pt"'
     if isinstance(found, str):
-        return "save the state of the model inside: replica.module.state_dict(), or model.state_dict()"
+        state = "replica.module.state_dict(), or model.state_dict()"
+        return f"save the state of the model inside, and nothing around it: {state}"
     return ""
 
 
-def the_weights(what: str, slips: Slips, otherwise: str) -> Expect:
-    """Expect that the last file has the reference's weights."""
+def the_weights(what: str, slips: Slips, otherwise: str, inside: str = "") -> Expect:
+    """Expect that the last file has the reference's weights, under names that begin with `inside`."""
     return all_of(a_text, once(equals(
         lambda seen, right: f"{what}, {short(right)}", weights, slips, otherwise,
-        of=last_saved, tolerance=SAME, form=saved_form,
+        of=lambda seen: last_saved(seen, inside), tolerance=SAME, form=saved_form,
         shown=lambda found: short(found) if isinstance(found, list) else found,
     )))  # fmt: skip
 
@@ -133,7 +134,7 @@ def of_first_voice(word: str) -> Callable[[Seen], list[float] | None]:
 def the_printed(word: str, right, slips: Slips) -> Expect:
     """Expect the reference's numbers after this word, line by line."""
     return once(equals(
-        lambda seen, right: f"{word}s of one process, {[round(each, 6) for each in right]}",
+        lambda seen, right: f"{word} of one process, {[round(each, 6) for each in right]}",
         right,
         slips,
         f"the {word} is a sum over all rows of all ranks, divided by their number",
@@ -153,32 +154,39 @@ the_error = the_printed(
 
 def voices(seen: Seen) -> Fault | None:
     """One rank prints, one line for each epoch."""
-    speaking = [rank for rank, note in enumerate(seen.everyone) if "epoch" in (note.get("said") or "")]
-    lines = sum((note.get("said") or "").count("epoch ") for note in seen.everyone)
+    by_rank = [(note.get("said") or "").split("\n") for note in seen.everyone]
+    speaking = [rank for rank, said in enumerate(by_rank) if any(said)]
+    lines = sum(map(bool, sum(by_rank, [])))
     wanted = seen.case.epochs - seen.case.first
     mistakes = {
         "print on one rank only: if dist.get_rank() == 0": len(speaking) > 1 and f"ranks {speaking} print",
         "no rank printed a line for an epoch": not lines and "silence",
-        "one line for each epoch": lines != wanted and f"{lines} lines",
+        "one line for each epoch, and no other": lines != wanted and f"{lines} lines",
     }
     return first_mistake(f"one rank that prints {wanted} line{'s' * (wanted > 1)}", mistakes)
 
 
-def writers(name: str) -> Expect:
-    """One rank saves, and the file has the right name in the end."""
+def writers(name: str, *keys: str) -> Expect:
+    """One rank saves after each epoch, with these keys, and the file has the right name in the end."""
 
     def expect(seen: Seen) -> Fault | None:
+        saves = sum((note.get("saved") or [] for note in seen.everyone), [])
+        epochs, found = seen.case.epochs - seen.case.first, {*(saves or [()])[-1]}
         saving = [rank for rank, note in enumerate(seen.everyone) if note.get("saved")]
         there = any(name in (note.get("files") or ()) for note in seen.everyone)
         mistakes = {
             "save on one rank only: if dist.get_rank() == 0": len(saving) > 1 and f"ranks {saving} save",
             "no rank has called torch.save": not saving and "no file",
             f'the file is called "{name}"': not there and "files of other names",
+            "a run may be stopped after any epoch: save after each": len(saves) != epochs and f"{len(saves)} saves",
+            f"the keys {keys} stay": not {*keys} <= found and ", ".join(sorted(found)),
         }
         return first_mistake(f"one rank that saves {name}", mistakes)
 
     return once(expect)
 
+
+no_group = nothing("open", "no group when the program has ended", "call dist.destroy_process_group(), on every rank")
 
 CONVERT = exercise(
     "18.1",
@@ -190,10 +198,11 @@ CONVERT = exercise(
     within=tempfile.TemporaryDirectory,
     checks={
         "model": ("two and three ranks save the weights of one process", 3, the_model, "two three"),
-        "loss": ("the printed losses are those of one process", 2, the_loss, "two three"),
+        "loss": ("the printed losses are those of one process", 1, the_loss, "two three"),
         "error": ("each test row is counted once", 1, the_error, "two three"),
         "voice": ("one rank prints", 1, once(voices), "two three"),
         "writer": ("one rank saves", 1, writers("model.pt"), "two three"),
+        "end": ("each rank ends its group", 1, all_of(a_text, no_group), "two three"),
     },
     hints={
         r"Default process group has not been initialized": "call dist.init_process_group() before anything of "

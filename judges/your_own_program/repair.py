@@ -12,9 +12,11 @@ from random import Random
 
 import torch
 
-from ddp_course.grading.expect import exercise, once
+from ddp_course.grading.exercise import Fault
+from ddp_course.grading.expect import all_of, exercise, once
 from ddp_course.grading.play import Round, Seen
 from judges.your_own_program.convert import error_slips, the_printed, the_weights, told, voices, weights, writers
+from judges.your_own_program.reference import BATCH, ROWS
 from judges.your_own_program.running import Case, act
 
 
@@ -41,6 +43,15 @@ def _last_slips(seen: Seen) -> Iterator[tuple[str, list[float]]]:
     yield alone, weights(seen, of_rank=0)
 
 
+def once_a_step(seen: Seen) -> Fault | None:
+    """Gradients travel in a step's last backward pass alone."""
+    sent, steps = sum(call.in_backward for call in seen["calls"]), ROWS // BATCH * (seen.case.epochs - seen.case.first)
+    if sent <= steps:
+        return None
+    cause = "all micro-batches of a step but the last belong inside replica.no_sync()"
+    return Fault(f"{steps} steps, gradients sent once in each", f"{sent} times", seen.rank, cause)
+
+
 REPAIR = exercise(
     "18.2",
     "Repair a program",
@@ -53,15 +64,16 @@ REPAIR = exercise(
         "step": (
             "two ranks train as one process does",
             2,
-            the_weights("one process's weights", _step_slips,
-                        "the two micro-batches of all ranks together make one process's batch, and its mean gradient"),
+            all_of(the_weights("one process's weights", _step_slips,
+                   "the two micro-batches of all ranks together make one process's batch, and its mean gradient",
+                   "model."), once_a_step),
             "begun",
         ),
         "resume": (
             "a run that was stopped and started again ends with the same weights",
             2,
             the_weights("the weights of a run that was never stopped", _last_slips,
-                        "everything that the next step depends on is saved, and loaded on every rank"),
+                        "everything that the next step depends on is saved, and loaded on every rank", "model."),
             "again",
         ),
         "error": (
@@ -72,6 +84,6 @@ REPAIR = exercise(
             "begun again",
         ),
         "voice": ("one rank prints, a line for each epoch", 1, once(voices), "begun again"),
-        "writer": ("one rank saves", 1, writers("state.pt"), "begun again"),
+        "writer": ("one rank saves", 1, writers("state.pt", "model", "epoch"), "begun again"),
     },
 )  # fmt: skip

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from ddp_course.grading.isolated import plain
 from ddp_course.grading.play import Note, Seen
 
 NAME = "train.py"
@@ -38,11 +38,13 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     text = function()
     if not isinstance(text, str):
         return Note(kind=type(text).__name__)
+    os.environ["LOCAL_RANK"] = str(rank % (world_size - 1))  # as on two nodes, of which the second has one rank
     os.makedirs(case.folder, exist_ok=True)
     os.chdir(case.folder)
     linecache.cache[NAME] = (len(text), None, text.splitlines(True), NAME)
     said, saved = _run(text, [str(case.epochs), str(case.seed)])
-    return Note(said=said, saved=saved, files=sorted(os.listdir(case.folder)))
+    still_open = dist.is_initialized() and "a group that goes on"
+    return Note(said=said, saved=saved, files=sorted(os.listdir(case.folder)), open=still_open)
 
 
 def _run(text: str, arguments: list[str]) -> tuple[str, list]:
@@ -67,13 +69,15 @@ def _run(text: str, arguments: list[str]) -> tuple[str, list]:
 
 
 def _numbers(what: Any) -> Any:
-    """The weights in what is saved: name -> numbers."""
-    if isinstance(what, dict) and isinstance(what.get("model"), dict):
-        what = what["model"]
+    """The tensors in what is saved, also in the dictionary "model" in it: name -> numbers. Others have none."""
     if not isinstance(what, dict):
         return type(what).__name__
-    return {str(name): plain(each.detach().flatten().tolist()) for name, each in what.items()
-            if isinstance(each, torch.Tensor)}  # fmt: skip
+    inside = what.get("model") if isinstance(what.get("model"), dict) else {}
+    named = {**what, **{f"model.{name}": each for name, each in inside.items()}}
+    return {
+        str(name): each.detach().flatten().tolist() if isinstance(each, torch.Tensor) else []
+        for name, each in named.items()
+    }
 
 
 # --- What is read out of the notes -----------------------------------------------------------------------
@@ -90,11 +94,12 @@ def printed(seen: Seen, word: str) -> list[float] | None:
         return None
 
 
-def last_saved(seen: Seen) -> list[float] | str | None:
-    """The weights that were saved last, in the order of their names; or what is wrong with them."""
+def last_saved(seen: Seen, inside: str = "") -> list[float] | str | None:
+    """The weights that were saved last, in the order of their names, which begin with `inside`; or what is wrong."""
     saves = [each for note in seen.everyone for each in (note.get("saved") or [])[-1:]]
     if not saves or not isinstance(saves[0], dict):
         return saves[0] if saves else None
-    if any(name.startswith("module.") for name in saves[0]):
-        return "names that begin with module."
-    return [number for name in sorted(saves[0]) for number in saves[0][name]]
+    names = sorted(name for name in saves[0] if name.startswith(inside))
+    if wrapped := next((name for name in names if re.match(rf"{inside}(model|module)\.", name)), ""):
+        return f"names such as {wrapped}"
+    return [number for name in names for number in saves[0][name]]

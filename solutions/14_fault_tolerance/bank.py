@@ -38,7 +38,7 @@ an object as handler, gathered objects
         told = Told()
         signal.signal(signal.SIGTERM, told)
         all_told = [0]
-        for _ in range(run.steps):
+        for _ in range(run.step, run.steps):
             run.train_step()
             all_told = [None] * world_size
             dist.all_gather_object(all_told, told.yes)
@@ -104,6 +104,8 @@ the handler saves | handler agree between save | run.save() is called in the han
     told.append(number)) => [told.append(number), run.save()])
 the handler exits | handler agree between save | the handler raises SystemExit
     told.append(number)) => sys.exit(143))
+the handler prints | handler agree between save | the handler prints
+    told.append(number)) => [told.append(number), print("told")])
 an exception out of the handler, swallowed by the loop | handler agree between save
 | an exception comes out of the handler: ZeroDivisionError
     told.append(number)) => told.append(number / 0))
@@ -136,6 +138,8 @@ the process ends itself | handler agree between save | return the status instead
     return status => return status and os._exit(143)
 it waits for a signal that never comes | all | an endless loop ends nothing either | 1
     run.save() => while not told: pass
+all steps, though some are done | finish | train until run.step reaches run.steps
+    while run.step < run.steps: => for _ in range(run.steps):
 the number of steps of the visible check | finish | train until run.step reaches run.steps
     run.step < run.steps: => run.step < 8:
 """
@@ -271,6 +275,10 @@ old files are deleted | files torn | keep all files
     if rank == 0: => if rank == 0:
                         for old in folder.iterdir():
                             old.unlink()
+a RuntimeError alone | torn | catch what torch.load raises for a torn file
+    except Exception => except RuntimeError
+the last step is not saved | files position | save after every `every` steps
+    % every == 0: => % every == 0 and step < steps:
 a torn file is an error | torn | catch what torch.load raises for a torn file
     except Exception => except FileNotFoundError
 every rank writes | files | let rank 0 write
@@ -419,7 +427,7 @@ a shallow copy | values order | dict(), detach() and .cpu() copy no values on a 
 the copy is made in the thread | values order | a copy in the thread comes too late
     args=(copy.deepcopy(state),) => args=(state,)
     self.write(state, step) => self.write(copy.deepcopy(state), step)
-only the model is cloned | values order | the copy is not deep
+only the model is cloned | values order | not deep
     copy.deepcopy(state) => {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
 finish does not wait | content error | finish() waits for the thread
     self.finish() => self.wait()
@@ -436,7 +444,7 @@ a thread for each, all at a time | order error | two writes at a time mix in one
             jobs, self.jobs = self.jobs, []
             for job in jobs:
                 job.result()
-a save is left out while the disk is busy | order | each save is written
+a save is left out while the disk is busy | order error | each save is written
     self.finish() => if self.thread and self.thread.is_alive():
                 return
             self.finish()
@@ -446,6 +454,10 @@ a thread whose exception nobody keeps | error | nobody hears of it
     target=work, args=(copy.deepcopy(state),) => target=self.write, args=(copy.deepcopy(state), step)
 the error is another | error | raise the error that write raised
     raise error => raise RuntimeError("the save failed")
+an error that says the same | error | raise the error that write raised
+    raise error => raise RuntimeError(str(error))
+lists for tensors | values order | another form
+    copy.deepcopy(state) => torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.tolist, state)
 the error is never forgotten | error | forget it when it is raised
     error, self.error = None, self.error, None => error = None, self.error
 write without the step | all | write takes two arguments
@@ -458,6 +470,11 @@ finish shuts the pool down | order | finish waits for the writes, and is not the
 """
 
 SAVER_QUEUE_WRONG = r"""
+a write that fails costs the states behind it | error | the saves after it, and those that wait
+    write(torch.load => self.errors or write(torch.load
+a write that goes well hides the one that failed | error | must not hide one that failed
+    weights_only=True), step) => weights_only=True), step)
+                    self.errors.clear()
 finish waits for a queue that nobody empties | all | a wait that never ends | 2
                 self.jobs.task_done()\n =>
 """

@@ -97,6 +97,15 @@ the state is the stream's own dictionary | stopped | state_dict must return valu
     self.position += together => self.position += together
             self.place.update(epoch=self.epoch, position=self.position)
     return {"epoch": self.epoch, "position": self.position} => return self.place
+the dictionary that was loaded is counted on in | stopped | take the values out of it
+    self.epoch = self.position = 0 => self.epoch = self.position = 0
+            self.place = {}
+    self.position += together => self.position += together
+            self.place.update(epoch=self.epoch, position=self.position)
+    self.epoch, self.position = state => self.place = state
+            self.epoch, self.position = state
+torch's default generator is seeded | order | give randperm a generator of its own
+    torch.Generator().manual_seed => torch.manual_seed
 each rank has a fixed part of the text | resized | shuffle one order for all ranks, from which they take turns
     order = torch.randperm(length, => count, begin = length // self.world_size, self.position // self.world_size
             order = self.rank * count + torch.randperm(count,
@@ -223,6 +232,11 @@ the norm is averaged over the ranks | once one | send nothing more
 the last rank leaves before the average | all | rank | 2
     last = len => if dist.get_rank() == dist.get_world_size() - 1: return 0.0
         last = len
+a barrier at the end | once one | a barrier is a collective
+    return norm.item() => dist.barrier()
+        return norm.item()
+the norm as a tensor | norm | as a float
+    norm.item() => norm
 the exception is swallowed | clipped short norm silent once one | optimizer.step() was not called
     optimizer.zero_grad() => try: replica.silent()
         except AttributeError: return 1.0
@@ -269,6 +283,10 @@ the tied matrix counted twice | flops share | the tied matrix is counted twice
     model.parameters() => model.state_dict().values()
 positions are counted | flops share | positions are only added
      - model.position.weight.numel() =>
+as many positions as the context | flops share | a model may have more positions
+    model.position.weight.numel() => context * width
+frozen weights are left out | flops share | frozen are multiplied, too
+    in model.parameters()) => in model.parameters() if parameter.requires_grad)
 attention is forgotten | flops share | attention's own products are missing
      + 12 * layers * width * context =>
 one rank's peak | share alike | the peak is one rank's

@@ -212,6 +212,9 @@ WRONG = [
         ("ZeRO-3 leaves the parameters whole", "zero3 uneven",
          "this is what zero2 holds; zero3 divides the parameters and the gradients and the state",
          ('"zero3": 3', '"zero3": 2')),
+        ("remembered without `mixed`", "ddp zero1 zero2 zero3", "this is float32 throughout; mixed is True here",
+         ("def", "KNOWN = {}\n\n\ndef"), ("return {", "return KNOWN.setdefault((parameters, world_size, strategy), {"),
+         ("each.items())\n    }", "each.items())\n    })")),
         ("the sum alone", ALL, "return a dictionary", ("return {", "return share * sum(each.values())\n    return {")),
         ("an endless loop", ALL, "endless loop", ("    share =", "    while True: pass\n    share ="), 1.0),
     ]),
@@ -242,6 +245,9 @@ WRONG = [
           "        self.optimizer =")),
         ("gradients travel", "messages", "no gradients, nothing twice",
          (SEND, SEND + "            dist.broadcast(parameter.grad, src=0)\n")),
+        ("the owners are sent round", "messages", "the same rule deals it alike",
+         ("        self.optimizer = make", "        dist.broadcast_object_list([*self.owner.values()])\n"
+          "        self.optimizer = make")),
         ("sent twice", "messages", "nothing twice", (SEND, SEND + SEND)),
         ("all from rank 0", "values", "from its owner", ("src=owner", "src=0")),
         ("the last rank leaves", ALL, "that another one never calls",
@@ -262,6 +268,9 @@ WRONG = [
     *spoilt("17.3", CUT, [
         ("not summed", "output bias messages", "the output is the sum over the ranks", ("Leave.apply(", "(")),
         ("the input's gradient not summed", "input messages", "is the sum over the ranks", ("Enter.apply(x)", "x")),
+        ("a hook on x itself", "input", "sum the gradient of a view of x",
+         ("Enter.apply(x)", "x"), ("        hidden =", "        if x.requires_grad:\n"
+          "            x.register_hook(lambda gradient: Enter.backward(None, gradient))\n        hidden =")),
         ("the bias W times", "bias", "it counts W times", (SUMMED, BIAS_SUMMED)),
         ("summed in backward again", "gradients input messages", "backward sums what forward has summed already",
          ("SOLUTION\n        return grad", "\n        grad = grad.clone()\n        dist.all_reduce(grad)\n"
@@ -277,6 +286,8 @@ WRONG = [
         ("parts in another order", "parts gradients", "in order", ("[rank].clone()", "[-1 - rank].clone()")),
         ("the whole layer kept", "parts", "no whole layer as an attribute",
          ("        self.second_bias =", "        self.whole = second\n        self.second_bias =")),
+        ("the whole layers kept in a list", "parts", "no whole layer",
+         ("        self.second_bias =", "        self.layers = [first, second]\n        self.second_bias =")),
         ("views of the layers", "parts", "a view keeps all of the tensor alive", ("[rank].clone()", "[rank]")),
         ("views of a whole copy", "parts", "a view keeps all of the tensor alive",
          (".chunk(world_size, dim)[rank].clone()", ".clone().chunk(world_size, dim)[rank]")),

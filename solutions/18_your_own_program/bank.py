@@ -96,6 +96,18 @@ every rank prints and saves | voice writer | print on one rank only
 every rank saves | writer | save on one rank only
             if rank:\n            continue\n =>
     print(f => rank or print(f
+the rank on its node | error voice writer | print on one rank only
+    rank, world_size = dist.get_rank() => rank, world_size = int(os.environ["LOCAL_RANK"])
+    import sys => import os, sys
+saved once, at the end | writer | save after each
+    torch.save( => epoch < epochs - 1 or torch.save(
+only rank 0 ends its group | end | on every rank
+    dist.destroy => rank or dist.destroy
+each rank says that it begins | voice | print on one rank only
+    sampler = DistributedSampler(train) => sampler = DistributedSampler(train)
+        print("rank", rank, "begins")
+a dictionary around the state | model | and nothing around it
+    torch.save(model.state_dict() => torch.save({"model": model.state_dict()}
 names with module. | model | save the state of the model inside
     torch.save(model.state_dict() => torch.save(replica.state_dict()
 another file | writer | the file is called "model.pt"
@@ -135,6 +147,13 @@ every micro-batch under no_sync | step resume error | look at each forward
                     replica.require_backward_grad_sync = False\n
 the optimizer begins again | resume error | save and load the optimizer's state
     optimizer.load_state_dict(saved["optimizer"]) => pass
+every micro-batch is sent | step | but the last belong inside replica.no_sync()
+    with replica.no_sync(): => if True:
+saved once, at the end | writer | save after each
+    if rank == 0:\n            torch.save => if rank == 0 and epoch == epochs - 1:
+                torch.save
+another name for the epoch | writer | the keys ('model', 'epoch') stay
+    "epoch" => "done"
 a mean of the ranks' means | error | the ranks' means count the same
     dist.all_reduce(sums) => sums = sums[:1] / sums[1]
         dist.all_reduce(sums)
@@ -179,6 +198,10 @@ the rows of an epoch are never compared between epochs | rows whole | in the sam
     elif rows[0][0] == rows[0][1]: => elif False:
 a drift is blamed on rank 0 | weights whole | the rank is another one
     weights.count(each) == 1) => True)
+a rank drifts that has other weights than rank 0 | weights whole | the rank is another one
+    next(rank for rank, each in enumerate(weights) if weights.count(each) == 1) => 1 if weights[0] != weights[1] else 2
+weights that are nearly the same count as the same | weights whole | from some step on the third has others
+    weights = [step[2] for step in here] => weights = [round(float(step[2]) / 4) for step in here]
 any difference is a drift | weights whole | no two ranks have the same weights
     if len(set(weights)) == 3: => if len(set(weights)) == 4:
     if len(set(weights)) == 2: => if len(set(weights)) > 1:

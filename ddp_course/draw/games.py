@@ -48,7 +48,7 @@ def cart_poses(episodes: Mapping[str, Sequence[Sequence[float]]], moments: int =
             _cart(ax, 0.15 + i * 1.3, bottom, states[step], step)
     ax.set_aspect("equal")
     lasted = "; ".join(f"{name}, the game lasts {len(states) - 1} steps" for name, states in episodes.items())
-    finding(ax, f"{lasted.capitalize()} (red: lost)")
+    finding(ax, f"{lasted[:1].upper()}{lasted[1:]} (red: lost)")
     return figure
 
 

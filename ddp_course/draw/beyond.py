@@ -65,7 +65,7 @@ def holdings(world_size: int = 4) -> Figure:
                     x, y = left + part * width / world_size, bottom + (layers - 1 - layer) * 0.17
                     face = _shade(strategy, kind, layer, part)
                     ax.add_patch(Rectangle((x, y), width / world_size, 0.14, facecolor=face, edgecolor=LINE, lw=0.6))
-    key = f"rank 0 of {world_size}; four bars are four layers; light: gathered from the other ranks for a moment"
+    key = f"rank 0 of {world_size}; a bar is a layer; ZeRO-1 here deals whole layers; light: gathered for a moment"
     label(ax, 0.1, 0.12, key, align="left", size=SMALL, ink=MUTED)
     finding(ax, "FSDP and tensor parallel keep the same share; FSDP makes a layer whole to compute")
     return figure
@@ -126,7 +126,7 @@ def memory_bars(
     ax.set(xlim=(0, longest * 1.05), yticks=range(len(rows)), yticklabels=[name for name, _ in rows])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel(f"{unit} on one rank", fontsize=LABEL)
+    ax.set_xlabel(f"{unit} on one rank at the fullest moment", fontsize=LABEL)
     headline(ax, _what_bars_show(rows, totals, None if limit is None else limit / size, measured, unit))
     legend(figure, handles=handles, loc="outside lower center", ncols=4)
     return figure
@@ -201,7 +201,7 @@ def _when_fullest(histories: Iterable[Sequence[tuple[str, int]]]) -> str:
         fullest = max(range(len(history)), key=lambda at: history[at][1])
         turn = max((at for at, (phase, _) in enumerate(history) if phase == "forward"), default=-len(history))
         near = abs(fullest - turn) <= 0.12 * len(history) and history[fullest][0] in ("forward", "backward")
-        when.append("where forward ends and backward begins" if near else f"in {PHASES[history[fullest][0]]}")
+        when.append("near the turn from forward to backward" if near else f"in {PHASES[history[fullest][0]]}")
     return " or ".join(dict.fromkeys(when))
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import chart, legend_beside, name_axes
-from ddp_course.draw.shapes import arrow, box, canvas, label
+from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, SHARED, SMALL, WIDTH, rank_colour
 from ddp_course.launcher.calls import Whereabouts
 
@@ -74,8 +74,9 @@ def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figu
     rungs = [(question, look, _lines(names)) for question, look, names in questions]
     heights = [0.62 + 0.19 * len(lines) for *_, lines in rungs]
     gap, left, right = 0.2, 0.1, 3.1
-    figure, ax = canvas(sum(heights) + gap * len(heights) + 0.1)
-    y = sum(heights) + gap * len(heights)
+    y = sum(heights) + gap * len(heights) + 0.2
+    figure, ax = canvas(y + 0.1)
+    finding(ax, "The first yes says where to look")
     for place, ((question, look, lines), height) in enumerate(zip(rungs, heights, strict=True)):
         y -= height
         middle = y + height / 2
@@ -85,10 +86,11 @@ def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figu
         box(ax, right, y, WIDTH - right - 0.1, height, fill=False)
         label(ax, right + 0.12, y + height - 0.2, f"look at: {look}", align="left", bold=True, size=SMALL)
         label(ax, right + 0.12, y + (height - 0.34) / 2, "\n".join(lines), align="left", size=SMALL)
-        if place + 1 < len(rungs):
-            below = y - gap - heights[place + 1] / 2 + 0.27
-            arrow(ax, (left + 1.2, middle - 0.27), (left + 1.2, below))
-            label(ax, left + 1.4, (middle - 0.27 + below) / 2, "no", size=SMALL, ink=MUTED)
+        more = place + 1 < len(rungs)
+        below = y - gap - heights[place + 1] / 2 + 0.27 if more else y - gap
+        arrow(ax, (left + 1.2, middle - 0.27), (left + 1.2, below))
+        no, at = ("no", (middle - 0.27 + below) / 2) if more else ("no: look at one process", below)
+        label(ax, left + 1.33, at, no, size=SMALL, ink=MUTED, align="left")
         y -= gap
     return figure
 

@@ -47,8 +47,8 @@ def cart_poses(episodes: Mapping[str, Sequence[Sequence[float]]], moments: int =
             step = round(i * (len(states) - 1) / (moments - 1))
             _cart(ax, 0.15 + i * 1.3, bottom, states[step], step)
     ax.set_aspect("equal")
-    lasted = ", ".join(f"{name} {len(states) - 1}" for name, states in episodes.items())
-    finding(ax, f"Steps until the episode ends: {lasted} (red: the pole or the cart is lost)")
+    lasted = "; ".join(f"{name}, the game lasts {len(states) - 1} steps" for name, states in episodes.items())
+    finding(ax, f"{lasted[:1].upper()}{lasted[1:]} (red: lost)")
     return figure
 
 
@@ -136,8 +136,8 @@ def return_curves(
     first.locator_params(axis="x", nbins=6)
     first.set_ylim(0, 520)
     legend(first, loc="lower right")
-    ends = ", ".join(f"{name} {_first_solved(*run, solved, window)}" for name, run in curves.items())
-    headline(first, f"Mean return: {ends} (solved: {solved:.0f})")
+    ends = ", ".join(f"{name}: {_first_solved(*run, solved, window)}" for name, run in curves.items())
+    headline(first, f"Mean return of {ends}")
     return figure
 
 

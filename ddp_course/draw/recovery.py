@@ -33,14 +33,14 @@ def killed_run(
     scale = (WIDTH - LEFT - 0.45) / steps
     tops = [0.75 * (rows - 1 - row) + 0.6 for row in range(rows)]
     label(ax, 0.1, tops[0] + 0.2, straight, align="left", bold=True)
-    _stretch(ax, 0, steps, tops[0], scale, DONE, f"{steps} steps")
+    _stretch(ax, 0, steps, tops[0], scale, DONE)
     for number, ((first, last, end), y) in enumerate(zip(attempts, tops[1:], strict=True)):
         label(ax, 0.1, y + 0.2, f"start {number + 1}", align="left", bold=True)
         kept = attempts[number + 1][0] if number + 1 < len(attempts) else last
-        _stretch(ax, first, min(kept, last), y, scale, AGAIN if number else DONE, f"{min(kept, last) - first}")
+        _stretch(ax, first, min(kept, last), y, scale, AGAIN if number else DONE)
         if kept < last:
             twice += last - kept
-            _stretch(ax, kept, last, y, scale, ALARM, f"{last - kept}", dashed=True)
+            _stretch(ax, kept, last, y, scale, ALARM, dashed=True)
         if end in ENDS:
             mark, colour = ENDS[end]
             ax.plot(LEFT + last * scale + 0.12, y + 0.2, mark, color=colour, markersize=9, zorder=6)
@@ -57,13 +57,12 @@ def killed_run(
     return figure
 
 
-def _stretch(
-    ax: Axes, first: int, last: int, y: float, scale: float, colour: str, text: str, dashed: bool = False
-) -> None:
+def _stretch(ax: Axes, first: int, last: int, y: float, scale: float, colour: str, dashed: bool = False) -> None:
     width = (last - first) * scale
     if width > 0.02:
-        fits = width > 0.1 * len(text) + 0.1
-        box(ax, LEFT + first * scale, y, width, 0.4, text if fits else "", colour=colour, dashed=dashed, size=SMALL)
+        texts = (f"{last - first} steps", f"{last - first}", "")
+        text = next(one for one in texts if width > 0.1 * len(one) + 0.1 or not one)
+        box(ax, LEFT + first * scale, y, width, 0.4, text, colour=colour, dashed=dashed, size=SMALL)
 
 
 def _killed_legend(ax: Axes, y: float, left: bool) -> None:
@@ -104,7 +103,7 @@ def lost_time(
     note(ax, best, max(total) * 1.3, f"best: {best:.0f} steps")
     name_axes(ax, "steps between two saves", "seconds lost for each second of training")
     legend(ax, loc="lower left")
-    headline(ax, f"Too many saves cost as much as too few: {min(total):.1%} is lost at about {best:.0f} steps")
+    headline(ax, f"Least is lost, {min(total):.1%}, at about {best:.0f} steps between two saves")
     return figure
 
 

@@ -111,7 +111,7 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
         top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=f"half is latency: {size_text(cost.half_bytes)}")
     top.set(xscale="log", yscale="log")
     plain_axes(top)
-    name_axes(top, up="microseconds")
+    name_axes(top, up="microseconds (log)")
     legend(top, loc="upper left")
     line = f"the line says {1e6 * cost.alpha_s:.0f} µs and {cost.peak_bus_bytes_per_s / 1e9:.2f} GB/s"
     most = f"at most {max(cost.bus_bytes_per_s) / 1e9:.2f} GB/s were measured"
@@ -121,7 +121,7 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
     bottom.vlines(cost.sizes, 0, above, color=rank_colour(0), linewidth=1.4)
     bottom.plot(cost.sizes, above, "o", color=rank_colour(0), markersize=5)
     plain_axes(bottom)
-    name_axes(bottom, "bytes", "above fit (%)")
+    name_axes(bottom, "bytes (log)", "above fit (%)")
 
 
 def _titled(scaling: Scaling) -> str:

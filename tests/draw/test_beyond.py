@@ -70,5 +70,5 @@ def test_titles_say_what_the_numbers_say():
 def test_the_fullest_moment_is_named_with_its_phase():
     early = [("forward", 1), ("forward", 2), *[("backward", 1)] * 20]
     late = [*[("forward", 1)] * 20, ("backward", 1), *[("optimizer", 5)] * 20]
-    assert draw.live_bytes({"DDP": early}).get_suptitle().endswith("where forward ends and backward begins")
+    assert draw.live_bytes({"DDP": early}).get_suptitle().endswith("near the turn from forward to backward")
     assert draw.live_bytes({"DDP": late}).get_suptitle().endswith("in optimizer")

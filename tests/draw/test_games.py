@@ -70,9 +70,9 @@ def test_bands_hold_the_mean_and_the_range_of_the_seeds_and_the_seconds_of_a_tur
 
 def test_one_run_alone_has_one_panel():
     figure = return_curves({"2 ranks": CURVES["2 ranks"]})
-    title = "Mean return: 2 ranks 464 after 20,000 steps (solved: 475)"  # of the last five turns: 488 less 2 * 12
+    title = "Mean return of 2 ranks: 464 after 20,000 steps"  # of the last five turns: 488 less 2 * 12
     assert len(figure.axes) == 1 and figure.axes[0].get_title("left") == title
-    assert "2 ranks 452 after 19,500 steps" in return_curves(CURVES, solved=450).axes[0].get_title("left")
+    assert "2 ranks: 452 after 19,500 steps" in return_curves(CURVES, solved=450).axes[0].get_title("left")
 
 
 def test_seeds_that_occur_twice_are_dashed():

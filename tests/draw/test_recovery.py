@@ -23,9 +23,9 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 
 def test_killed_run_counts_the_steps_that_are_kept_and_those_done_twice():
     texts = draw.texts_of(killed_run(90, [(0, 53, "killed"), (45, 90, "done")], [20, 40, 45, 60, 80]))
-    assert [texts.count(text) for text in ("90 steps", "45", "8", "53")] == [1, 2, 1, 0]
+    assert [texts.count(text) for text in ("90 steps", "45 steps", "8", "53 steps")] == [1, 2, 1, 0]
     figure = killed_run(90, [(0, 32, "left"), (32, 90, "done")], [20, 32])
-    assert {"32", "58"} <= set(draw.texts_of(figure))
+    assert {"32 steps", "58 steps"} <= set(draw.texts_of(figure))
     marks = [line.get_marker() for line in figure.axes[0].lines]
     assert [marks.count(mark) for mark in "vXs"] == [2 + 1, 1, 1 + 1]  # and one each in the legend
 

@@ -28,7 +28,7 @@ c.Autograde.sanitize_preprocessors = [
 ]
 # Cells run in a box, and the judge is outside.
 c.Autograde.autograde_preprocessors = [
-    "ddp_course.grading.autograder.BoxedExecute",
+    "ddp_course.grading.instructor.autograder.BoxedExecute",
     "nbgrader.preprocessors.IgnorePattern",
     "nbgrader.preprocessors.LimitOutput",
     "nbgrader.preprocessors.SaveAutoGrades",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddp_course import RankPool
-from ddp_course.grading import progress
+from ddp_course.grading.learner import progress
 
 os.environ[progress.VARIABLE] = ""  # the tests' checks are nobody's progress
 

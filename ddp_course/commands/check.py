@@ -1,6 +1,6 @@
 """How are the saved answers of a lesson checked in a terminal? `ddp-course check 03`, or `03.2` for one exercise.
 
-Read next: `grading/terminal.py`.
+Read next: `grading/learner/terminal.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
+from ddp_course.grading.learner.terminal import check_notebook, chosen_exercises, notebook_of
 from ddp_course.grading.places import learners_root
-from ddp_course.grading.terminal import check_notebook, chosen_exercises, notebook_of
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,6 @@
 """How is a class graded? `ddp-course grade submitted`: a line a submission, a table of points, feedback for each.
 
-Read next: `grading/whole_class.py`; INSTRUCTORS.md says what becomes of its files.
+Read next: `grading/instructor/whole_class.py`; INSTRUCTORS.md says what becomes of its files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         need_nbgrader()
-        from ddp_course.grading.whole_class import WholeClass
+        from ddp_course.grading.instructor.whole_class import WholeClass
 
         root = course_root()
         if not args.submissions.is_dir():
@@ -65,7 +65,7 @@ def box_here() -> str:
     Raises:
         RuntimeError: there is none; says why, and what can be done.
     """
-    from ddp_course.grading.box import way_here
+    from ddp_course.grading.sandbox.box import way_here
 
     way, reasons = way_here()
     if not way:
@@ -81,8 +81,8 @@ def print_grades(whole_class) -> None:
     """Grade all, and print a line for each submission as soon as it is done."""
     from tqdm import tqdm
 
-    from ddp_course.grading.class_report import write_report
-    from ddp_course.grading.marks import write_marks
+    from ddp_course.grading.instructor.class_report import write_report
+    from ddp_course.grading.instructor.marks import write_marks
 
     width = max(9, *(len(student) for student, _ in whole_class.digests))
     before, started = len(whole_class.done), time.monotonic()

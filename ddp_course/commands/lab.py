@@ -13,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
+from ddp_course.grading.learner.workspace import bring
 from ddp_course.grading.places import GIVEN, INSTALLED, WORK, course_source
-from ddp_course.grading.workspace import bring
 
 # Switches off what asks a learner about news, and nbgrader's panel, where that is installed.
 CONFIG = Path(__file__).with_name("jupyter")

@@ -1,6 +1,6 @@
 """How does a learner get a copy of lessons and exercises? `ddp-course new FOLDER`, also from an installed wheel.
 
-`ddp-course lab --folder FOLDER` makes the same copy, and opens it. Read next: `grading/workspace.py`.
+`ddp-course lab --folder FOLDER` makes the same copy, and opens it. Read next: `grading/learner/workspace.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from ddp_course.grading.learner.workspace import bring
 from ddp_course.grading.places import course_source
-from ddp_course.grading.workspace import bring
 
 
 def main(argv: list[str]) -> int:

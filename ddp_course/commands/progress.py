@@ -1,6 +1,6 @@
 """How far is the learner? `ddp-course progress`: the exercises of each lesson, and the points so far.
 
-Read next: `grading/progress.py`, where the notes of the checks are kept.
+Read next: `grading/learner/progress.py`, where the notes of the checks are kept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 
-from ddp_course.grading import progress
+from ddp_course.grading.learner import progress
 
 
 def main(argv: list[str]) -> int:

@@ -3,7 +3,7 @@
     ddp-course release              # write what is stale; a notebook that holds answers is kept, without --force
     ddp-course release --check      # write nothing; status 1 if something is stale
 
-Read next: `grading/release.py`, what happens to one notebook.
+Read next: `grading/instructor/release.py`, what happens to one notebook.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from ddp_course.grading.instructor.release import holds_answers, released
 from ddp_course.grading.places import course_root
-from ddp_course.grading.release import holds_answers, released
 
 
 def main(argv: list[str]) -> int:

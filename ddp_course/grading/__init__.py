@@ -1,9 +1,9 @@
 """The behaviour checks behind the exercises.
 
-Read it in this order: `exercise.py` (what a check says), `isolated.py` (how an answer is run), `observe.py` (what is
-noted meanwhile), `compare.py` (how results are compared), `judges/` (what is asked), `checking.py` (all of it).
-`journal.py` and `progress.py` keep a learner's points. `execute.py` and `terminal.py` run whole notebooks.
-`release.py`, `autograder.py`, `classroom.py` and `whole_class.py` are for instructors and need nbgrader.
+`checking.py` is all of it in one page, `exercise.py` says what an exercise and a finding are, `registry.py` finds the
+judges. Then room by room: `answer/` (how an answer runs), `vocabulary/` (what a judge can ask), `learner/` (a check,
+a hint, points), `instructor/` (a class), `sandbox/` (strangers' notebooks). `journal.py` keeps notes, `places.py` knows
+where the course's files are.
 """
 
 from ddp_course.grading.checking import check

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from ddp_course.grading.answer.isolated import LIMIT_S, MOST_LINES, Answer, NotJudged
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict, shown
-from ddp_course.grading.isolated import LIMIT_S, MOST_LINES, Answer, NotJudged
-from ddp_course.grading.progress import note_points
+from ddp_course.grading.learner.progress import note_points
 from ddp_course.grading.registry import find_exercise
 
 VISIBLE_SEED = 0  # that of a learner's own checks; others are a grader's

@@ -3,7 +3,7 @@
 An exercise has named checks, each worth points. Judging an answer gives, for each check, nothing (it passed) or a
 `Fault`: what was expected, what was found, on which rank, and the likely cause. Plain data in, text out.
 
-Left out on purpose: running the answer, which is `isolated.py`'s part.
+Left out on purpose: running the answer, which is `answer/isolated.py`'s part.
 Read next: `judges/process_groups/`, the exercises of lesson 03.
 """
 

@@ -1,7 +1,7 @@
 """How is something noted so that a crash loses no earlier note? One line of JSON for each, at the end of a file.
 
 A note is written whole before the next begins. A line that a crash cut short is passed over when the file is read.
-Read next: `progress.py` and `whole_class.py`, which keep such files.
+Read next: `learner/progress.py` and `instructor/whole_class.py`, which keep such files.
 """
 
 from __future__ import annotations

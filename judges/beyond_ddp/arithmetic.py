@@ -13,11 +13,11 @@ from math import ceil
 from random import Random
 from typing import Any, NamedTuple
 
-from ddp_course.grading.compare import short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 FLOATS_EXACT = 2**53  # up to here a float counts in ones
 PARTS = ("parameters", "gradients", "state")

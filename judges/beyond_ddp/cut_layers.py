@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ddp_course.grading import observe, tasks
-from ddp_course.grading.compare import close, flat, short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, equals, exercise, turned
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import observe, tasks
+from ddp_course.grading.vocabulary.compare import close, flat, short
+from ddp_course.grading.vocabulary.expect import Expect, all_of, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 TOLERANCE = 1e-9
 NAMES = ("first_weight", "first_bias", "second_weight", "second_bias")

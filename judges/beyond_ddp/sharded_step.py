@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ddp_course.grading import observe
-from ddp_course.grading.compare import close, short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise, once
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import observe
+from ddp_course.grading.vocabulary.compare import close, short
+from ddp_course.grading.vocabulary.expect import exercise, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 STEPS, RATE, TOLERANCE = 3, 0.1, 1e-10
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")

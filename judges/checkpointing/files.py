@@ -22,9 +22,9 @@ from unittest import mock
 
 import torch
 
-from ddp_course.grading import observe
-from ddp_course.grading.limits import own_file
-from ddp_course.grading.play import Seen
+from ddp_course.grading.answer.limits import own_file
+from ddp_course.grading.vocabulary import observe
+from ddp_course.grading.vocabulary.play import Seen
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

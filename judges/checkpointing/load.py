@@ -21,10 +21,10 @@ from unittest import mock
 import torch
 from torch import nn
 
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import fresh_folder
 
 

@@ -16,14 +16,14 @@ from random import Random
 import torch
 from torch.utils.data import TensorDataset
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import close, short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, equals, exercise, first_mistake, once
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.means import mean_slips
-from ddp_course.grading.noted import Noted, numbered
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import close, short
+from ddp_course.grading.vocabulary.expect import all_of, equals, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.means import mean_slips
+from ddp_course.grading.vocabulary.noted import Noted, numbered
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer, read
 
 BATCH, STEPS, EPOCHS, RATE = 4, 3, 3, 0.1  # rows of a batch, steps of an epoch

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_course.grading.compare import close
+from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.answer.limits import own_file
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import equals, exercise, first_mistake, once
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.limits import own_file
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer
 
 BATCHES, ROWS = 5, 4  # of an epoch, of a batch on one rank

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_course.grading import observe
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Ending, all_of, equals, exercise, first_mistake, once
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import observe
+from ddp_course.grading.vocabulary.expect import Ending, all_of, equals, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, read
 
 SLOW_S, LATE_S = 0.1, 0.2  # of the writer: at each step, and before it begins

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from ddp_course.grading.compare import close, short
-from ddp_course.grading.expect import Expect, all_of, equals, exercise
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.vocabulary.compare import close, short
+from ddp_course.grading.vocabulary.expect import Expect, all_of, equals, exercise
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 EXACTNESS = 1e-3  # of a result; a search for the crossover may stop there
 LEAST_BYTES = 1e-3  # of a crossover; less is none

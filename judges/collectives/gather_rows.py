@@ -13,8 +13,8 @@ from random import Random
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 Rows = list[list[float]]
 EXACT = 2**53 + 1  # a whole number that no float holds

@@ -9,9 +9,9 @@ from __future__ import annotations
 from random import Random
 
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import Ending, all_of, exercise
-from ddp_course.grading.observe import MESSAGES, Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import Ending, all_of, exercise
+from ddp_course.grading.vocabulary.observe import MESSAGES, Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.collectives.ring_sum import LARGE_BASE, NEVER_TALKED, Case, make_case, ring_sum, rounding_case, summed
 
 SPARE_BYTES = 256  # that an answer may send beside its chunks

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect
-from ddp_course.grading.play import Note, Seen
-from ddp_course.grading.provenance import BASE, counts, stakes, whose
+from ddp_course.grading.vocabulary.expect import Expect
+from ddp_course.grading.vocabulary.play import Note, Seen
+from ddp_course.grading.vocabulary.provenance import BASE, counts, stakes, whose
 
 LARGE_BASE = 10**17  # beyond what a float64 holds
 NEVER_TALKED = "the ranks never talked; the numbers of the others must be received"

@@ -12,12 +12,12 @@ from random import Random
 
 import torch
 
-from ddp_course.grading import fences
+from ddp_course.grading.answer import fences
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import NEVER_TALKED, all_of, exercise
-from ddp_course.grading.observe import MESSAGES
-from ddp_course.grading.play import Note, Round, Seen
-from ddp_course.grading.provenance import stakes
+from ddp_course.grading.vocabulary.expect import NEVER_TALKED, all_of, exercise
+from ddp_course.grading.vocabulary.observe import MESSAGES
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.provenance import stakes
 from judges.collectives.ring_sum import summed, the_sum
 
 BYTES_EACH = 8  # of an int64

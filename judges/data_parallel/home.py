@@ -13,10 +13,10 @@ from random import Random
 import torch
 from torch import nn
 
-from ddp_course.grading.compare import close, factor, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise, first_fault, first_mistake
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close, factor, short
+from ddp_course.grading.vocabulary.expect import exercise, first_fault, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise, first_mistake
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 
 class Tag:

@@ -13,11 +13,11 @@ from unittest import mock
 
 import torch
 
-from ddp_course.grading.compare import short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import Expect, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 MEET_S = 4.0  # how long a replica waits for the others
 WORK_S = 0.03  # so that a caller which does not wait for its threads shows it

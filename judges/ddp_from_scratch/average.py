@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading.compare import close, factor, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, equals, exercise, first_fault, once
-from ddp_course.grading.observe import Call, Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close, factor, short
+from ddp_course.grading.vocabulary.expect import Expect, all_of, equals, exercise, first_fault, once
+from ddp_course.grading.vocabulary.observe import Call, Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.ddp_from_scratch import nets
 from judges.ddp_from_scratch.nets import TOLERANCE, one_process
 from judges.ddp_from_scratch.start import READY

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, exercise, nothing
-from ddp_course.grading.observe import Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import all_of, exercise, nothing
+from ddp_course.grading.vocabulary.observe import Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.ddp_from_scratch import nets
 from judges.ddp_from_scratch.average import FIRST_HALF, WHOLE, bytes_of, gradients, sent_once, uneven, weights
 from judges.ddp_from_scratch.nets import weights_of

@@ -12,11 +12,11 @@ from random import Random
 import torch
 from torch import nn
 
-from ddp_course.grading.compare import close, flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, alike, all_of, equals, exercise, first_fault, nothing
-from ddp_course.grading.observe import Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close, flat
+from ddp_course.grading.vocabulary.expect import Expect, alike, all_of, equals, exercise, first_fault, nothing
+from ddp_course.grading.vocabulary.observe import Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.ddp_from_scratch.nets import TOLERANCE, WORLDS, Values
 
 BIG = 2**53 + 1  # the first whole number that float64 cannot hold

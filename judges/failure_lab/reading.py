@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.failure_lab.last_words import PROGRAMS, Case, provoke
 
 RUNTIME = "RuntimeError('sample {} has no label')"  # the type of most that torch raises

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 Record = tuple[int, str, list[int]]
 Case = tuple[list[list[Record]], Any]  # the records by rank, and what is to be found

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import close, short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, equals, exercise, first_mistake, once, turned
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.noted import Noted, numbered
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import close, short
+from ddp_course.grading.vocabulary.expect import all_of, equals, exercise, first_mistake, once, turned
+from ddp_course.grading.vocabulary.noted import Noted, numbered
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 BATCH, RATE = 3, 0.08
 

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import equals, exercise, first_mistake, once
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.means import mean_slips
-from ddp_course.grading.noted import Noted, numbered
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.means import mean_slips
+from ddp_course.grading.vocabulary.noted import Noted, numbered
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 BATCH, RATE, MARGIN = 8, 0.05, 1.05  # a validation is better or worse by 5 % at least
 STEPS, FAR = 12, 2.0**60  # in float64, too, `FAR` less a prediction is `FAR`

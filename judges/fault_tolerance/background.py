@@ -24,8 +24,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import exercise, first_mistake
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 WAIT_S = 3.0  # for the disk, before a save that waits for it is believed
 HELD_S = 0.3  # for the first of several writes

@@ -13,10 +13,10 @@ import math
 from random import Random
 from typing import NamedTuple
 
-from ddp_course.grading.compare import close, flat, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, called, equals, exercise, first_mistake
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close, flat, short
+from ddp_course.grading.vocabulary.expect import all_of, called, equals, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 NEARLY = 1e-7  # two distances whose shares differ by less are equally good; ten thousand steps or one more, say
 HOUR = 3600.0

@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from ddp_course.grading import tasks
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Ending, exercise, first_mistake, once
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.expect import Ending, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer
 from judges.checkpointing.resume import refusal, same
 

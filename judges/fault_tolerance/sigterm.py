@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ddp_course.grading import observe
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import Ending, exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import observe
+from ddp_course.grading.vocabulary.expect import Ending, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 INSIDE_S = 0.05  # after which the signal comes to a rank that waits
 MEET_S = 4.0  # for the other ranks to come to the next step, save or return

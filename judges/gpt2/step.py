@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import short
-from ddp_course.grading.expect import all_of, equals, exercise, follows, nothing, turned
-from ddp_course.grading.observe import Log
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import all_of, equals, exercise, follows, nothing, turned
+from ddp_course.grading.vocabulary.observe import Log
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 WIDTHS, ROWS, RATE = (5, 5, 5, 5, 5), 2, 0.5
 TOLERANCE = 1e-5  # clip_grad_norm_ adds 1e-6 to the norm

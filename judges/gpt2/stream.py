@@ -15,8 +15,8 @@ from random import Random
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, exercise, first_fault, nothing
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, all_of, exercise, first_fault, nothing
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 MOST_NUMBERS = 10  # in a state
 BATCHES = 4  # in an epoch

@@ -12,9 +12,9 @@ from random import Random
 
 from torch import nn
 
-from ddp_course.grading.compare import close
-from ddp_course.grading.expect import Expect, Slips, alike, equals, exercise
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import Expect, Slips, alike, equals, exercise
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 FEEDS = 6  # operations for each weight that is multiplied: 2 forward, 4 backward
 TOLERANCE = 1e-5

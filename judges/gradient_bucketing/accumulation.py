@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.grading import tasks
-from ddp_course.grading.expect import all_of, equals, exercise, turned
-from ddp_course.grading.observe import Log
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.expect import all_of, equals, exercise, turned
+from ddp_course.grading.vocabulary.observe import Log
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.gradient_bucketing.overlap import LAST, STUCK, log_is
 
 WIDTHS, ROWS = (6, 6, 6, 6, 6), 3

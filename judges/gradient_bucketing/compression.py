@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.grading.compare import flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Slips, all_of, equals, exercise, turned
-from ddp_course.grading.observe import Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import flat
+from ddp_course.grading.vocabulary.expect import Expect, Slips, all_of, equals, exercise, turned
+from ddp_course.grading.vocabulary.observe import Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.gradient_bucketing.overlap import STUCK
 
 STEPS = 24

@@ -19,12 +19,21 @@ import torch
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import close, factor
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, equals, exercise, first_mistake, follows, nothing, turned
-from ddp_course.grading.observe import Collectives, Log
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import close, factor
+from ddp_course.grading.vocabulary.expect import (
+    Expect,
+    all_of,
+    equals,
+    exercise,
+    first_mistake,
+    follows,
+    nothing,
+    turned,
+)
+from ddp_course.grading.vocabulary.observe import Collectives, Log
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.gradient_bucketing import planning
 
 STEPS, ROWS, RATE = 3, 4, 0.5

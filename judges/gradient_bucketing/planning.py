@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, exercise
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, exercise
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 Plan = list[list[int]]
 

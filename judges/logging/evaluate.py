@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading.compare import flat
-from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, talks
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.means import mean_slips
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.vocabulary.compare import flat
+from ddp_course.grading.vocabulary.expect import Expect, Form, Slips, all_of, equals, exercise, talks
+from ddp_course.grading.vocabulary.means import mean_slips
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
 MANY_ROWS = 300  # 20 bytes each, so rows on the way cannot be taken for counts

@@ -9,9 +9,9 @@ from random import Random
 
 import torch
 
-from ddp_course.grading.expect import equals, exercise, one_number, refuses, talks
-from ddp_course.grading.means import mean_slips
-from ddp_course.grading.play import Round
+from ddp_course.grading.vocabulary.expect import equals, exercise, one_number, refuses, talks
+from ddp_course.grading.vocabulary.means import mean_slips
+from ddp_course.grading.vocabulary.play import Round
 from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
 MANY_ROWS = 600  # so many that rows on the way cannot be taken for sums

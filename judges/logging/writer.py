@@ -18,12 +18,12 @@ from random import Random
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ddp_course.grading import observe
-from ddp_course.grading.compare import short
+from ddp_course.grading.answer.limits import own_file
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import equals, exercise, first_mistake, once
-from ddp_course.grading.limits import own_file
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import observe
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED
 
 Step = tuple[float, int]  # the mean loss of a rank's rows, and their number

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_course.grading import fences, observe
+from ddp_course.grading.answer import fences
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import NEVER_TALKED, equals, exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import observe
+from ddp_course.grading.vocabulary.expect import NEVER_TALKED, equals, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 MOST_TIMEOUT_S = 60.0
 LARGE = 10**8 + 1  # times a value: a whole number that float32 does not hold

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-from ddp_course.grading import fences
+from ddp_course.grading.answer import fences
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import equals, exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import equals, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.process_groups.join import LARGE, Case, number, the_sum
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, exercise
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, exercise
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 READS_ENVIRON = "the answer reads os.environ; it is to read the dictionary it is given"
 DECOY = {"RANK": "997", "WORLD_SIZE": "998", "LOCAL_RANK": "997", "LOCAL_WORLD_SIZE": "998"}

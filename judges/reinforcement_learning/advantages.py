@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading.compare import close, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, equals, exercise, turned
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close, short
+from ddp_course.grading.vocabulary.expect import Expect, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 Rollout = dict[str, torch.Tensor]
 SAME = 1e-5

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.grading import tasks
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import alike, all_of, equals, exercise
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.expect import alike, all_of, equals, exercise
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # state, action, advantage
 LR, MOMENTUM, LOOSE = 0.3, 0.7, 1e9  # LOOSE: a norm that clips nothing

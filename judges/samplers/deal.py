@@ -15,11 +15,11 @@ from random import Random
 
 import torch
 
-from ddp_course.grading.compare import short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import alike, all_of, exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import alike, all_of, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 Shards = list[list[int]]
 REFUSED = (

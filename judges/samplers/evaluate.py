@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_course.grading.compare import close
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import equals, exercise, first_mistake, once
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.samplers.deal import REFUSED
 
 SAME = 1e-6  # of the expected number: what float32 may leave

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, exercise, first_mistake
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import all_of, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.samplers.deal import REFUSED, indices
 
 MOST_NUMBERS = 10  # in a state

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddp_course.grading.compare import close, flat, short
-from ddp_course.grading.expect import called, equals, exercise, turned
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close, flat, short
+from ddp_course.grading.vocabulary.expect import called, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.scaling.slips import numbers
 
 STEPS, NAMES = 6, "value, low, high"

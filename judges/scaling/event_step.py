@@ -14,9 +14,9 @@ from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
-from ddp_course.grading.compare import close, flat
-from ddp_course.grading.expect import called, equals, exercise, turned
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close, flat
+from ddp_course.grading.vocabulary.expect import called, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.scaling.slips import numbers
 
 FLOOR = 1e-3  # of seconds, so that 0 equals what is below a billionth

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddp_course.grading.compare import close
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, called, equals, exercise, turned
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import Expect, called, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.scaling.slips import numbers
 
 FACTORS: dict[str, Callable[[int], float]] = {

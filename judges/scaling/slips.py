@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ddp_course.grading.compare import flat, short
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of
-from ddp_course.grading.play import Seen
+from ddp_course.grading.vocabulary.compare import flat, short
+from ddp_course.grading.vocabulary.expect import Expect, all_of
+from ddp_course.grading.vocabulary.play import Seen
 
 
 def numbers(names: str, *expects: Expect) -> Expect:

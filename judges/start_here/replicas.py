@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, exercise, once, speaks
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import all_of, exercise, once, speaks
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 # What a wrong answer missed.
 KINDS = {

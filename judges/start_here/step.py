@@ -12,11 +12,11 @@ from random import Random
 import torch
 from torch import nn
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import close
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, equals, exercise, turned
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import all_of, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 COLUMNS = 5  # of inputs and targets
 NOTHING_MOVED = "the weights have not changed: the step must be written into the model's own parameters, in place"

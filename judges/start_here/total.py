@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from ddp_course.grading.compare import close
-from ddp_course.grading.expect import equals, exercise, one_number, speaks
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import equals, exercise, one_number, speaks
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 SAME = 1e-6
 

@@ -13,11 +13,11 @@ from random import Random
 import torch
 from torch import nn
 
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import Expect, all_of, exercise, talks
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.observe import Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, all_of, exercise, talks
+from ddp_course.grading.vocabulary.observe import Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.sync_batchnorm.rows import affine, batch, mean_of, numbers, unequal, variance_of
 
 EPS = 0.3  # large enough to be missed

@@ -17,11 +17,11 @@ from unittest import mock
 import torch
 from torch import nn
 
-from ddp_course.grading.compare import close
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.expect import all_of, exercise, first_mistake
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close
+from ddp_course.grading.vocabulary.expect import all_of, exercise, first_mistake
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from ddp_course.parallel import SyncBatchNorm
 from judges.sync_batchnorm.models import lone_layer, nested_model, tied_model, unusual_model
 

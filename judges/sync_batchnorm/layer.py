@@ -12,11 +12,11 @@ from random import Random
 
 import torch
 
-from ddp_course.grading.compare import flat
-from ddp_course.grading.expect import Expect, all_of, exercise, first_fault, nothing, talks
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.observe import Collectives
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.vocabulary.compare import flat
+from ddp_course.grading.vocabulary.expect import Expect, all_of, exercise, first_fault, nothing, talks
+from ddp_course.grading.vocabulary.observe import Collectives
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.sync_batchnorm.rows import affine, batch, mean_of, numbers, unequal, variance_of, wide
 
 EPS, MOMENTUM = 0.3, 0.2  # far from the defaults, so that they cannot be left out

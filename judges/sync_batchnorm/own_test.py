@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.grading.expect import exercise
-from ddp_course.grading.play import Round
+from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.vocabulary.play import Round
 from judges.learners_tests import Trial, act, refused, trials
 
 MISTAKES = {

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading.compare import flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Slips, all_of, equals
-from ddp_course.grading.play import Seen
+from ddp_course.grading.vocabulary.compare import flat
+from ddp_course.grading.vocabulary.expect import Expect, Slips, all_of, equals
+from ddp_course.grading.vocabulary.play import Seen
 
 NOT_A_NUMBER = (
     "nan: the mean of no rows is nan, the variance of one row divided by its count - 1 too, and nan times 0 stays nan; "

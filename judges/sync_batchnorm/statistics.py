@@ -10,11 +10,11 @@ from random import Random
 
 import torch
 
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, all_of, equals, exercise, nothing, talks
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.means import mean_slips
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, all_of, equals, exercise, nothing, talks
+from ddp_course.grading.vocabulary.means import mean_slips
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.sync_batchnorm.rows import batch, mean_of, numbers, unequal, variance_of
 
 Parts = list[torch.Tensor]  # the rows of each rank

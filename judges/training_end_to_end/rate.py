@@ -15,11 +15,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
-from ddp_course.grading.compare import close, flat, short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, equals, exercise, first_fault, nothing
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close, flat, short
+from ddp_course.grading.vocabulary.expect import Expect, equals, exercise, first_fault, nothing
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 DIVIDED, NO_STEPS = "ZeroDivisionError", "ZeroDivisionError, with few rows"
 NO_WARMUP = "with warmup 0 there is no warm-up to divide by; ask `step < warm-up steps` first"

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, exercise, first_mistake, nothing, once
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, exercise, first_mistake, nothing, once
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.training_end_to_end.mixes import GRID, Place, alike, away_from, meeting, mixes, searched
 
 SIDE, MOST, MANY = 11, 4, 10

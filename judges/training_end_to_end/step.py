@@ -3,7 +3,7 @@
 The judge trains in one process, on the rows of all ranks, piece by piece. A model that notes the format of what passes
 through it tells whether autocast was on. Read `training.py` first.
 
-Read next: `grading/isolated.py`, how a learner's function is run.
+Read next: `grading/answer/isolated.py`, how a learner's function is run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading.compare import close, flat
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Form, Slips, all_of, equals, exercise, first_mistake, follows, turned
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.compare import close, flat
+from ddp_course.grading.vocabulary.expect import (
+    Expect,
+    Form,
+    Slips,
+    all_of,
+    equals,
+    exercise,
+    first_mistake,
+    follows,
+    turned,
+)
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.training_end_to_end.training import HIDDEN, STEPS, Case, act, one_process, statistics
 
 # Exactly and roughly. In 60 cases bfloat16 changed the weights by 0.0041 at most, where most mistakes change them by

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.observe import Log
-from ddp_course.grading.play import Note
+from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.vocabulary.observe import Log
+from ddp_course.grading.vocabulary.play import Note
 
 FEATURES, HIDDEN, CLASSES = 12, 40, 5
 LR, STEPS = 0.12, 3

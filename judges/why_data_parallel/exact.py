@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddp_course.grading import tasks
-from ddp_course.grading.compare import short
-from ddp_course.grading.expect import equals, exercise, speaks, turned
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary import tasks
+from ddp_course.grading.vocabulary.compare import short
+from ddp_course.grading.vocabulary.expect import equals, exercise, speaks, turned
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 FEATURES, NUMBERS = 4, 31  # numbers: of the gradient
 

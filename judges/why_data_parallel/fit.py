@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import called, exercise
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import called, exercise
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 NUMBERS = {"sgd": 2, "momentum": 3, "adam": 4}  # held for each parameter
 FLOAT32 = 4  # bytes

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddp_course.grading.compare import close, short
+from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, equals, exercise, turned
-from ddp_course.grading.isolated import plain
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.compare import close, short
+from ddp_course.grading.vocabulary.expect import all_of, equals, exercise, turned
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from ddp_course.launcher.failure import describe
 
 FEATURES = 3

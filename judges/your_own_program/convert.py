@@ -12,8 +12,8 @@ from random import Random
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import Expect, Slips, all_of, equals, exercise, first_mistake, nothing, once
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import Expect, Slips, all_of, equals, exercise, first_mistake, nothing, once
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.your_own_program.reference import BATCH, trained
 from judges.your_own_program.running import Case, act, last_saved, printed
 

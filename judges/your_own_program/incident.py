@@ -14,8 +14,8 @@ from typing import Any
 
 from ddp_course.diagnose.drill import BLAMED, CHANNELS, Faults, drawn, happen, solve
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import called, exercise
-from ddp_course.grading.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.expect import called, exercise
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 LEVEL, TRIES = 9, 3
 EVIDENCE = {

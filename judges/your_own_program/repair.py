@@ -13,8 +13,8 @@ from random import Random
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.expect import all_of, exercise, once
-from ddp_course.grading.play import Round, Seen
+from ddp_course.grading.vocabulary.expect import all_of, exercise, once
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.your_own_program.convert import error_slips, the_printed, the_weights, told, voices, weights, writers
 from judges.your_own_program.reference import BATCH, ROWS
 from judges.your_own_program.running import Case, act

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_course.grading.play import Note, Seen
+from ddp_course.grading.vocabulary.play import Note, Seen
 
 NAME = "train.py"
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from ddp_course.beyond.one_process import state_bytes
 from ddp_course.beyond.sharded_optimizer import ShardedOptimizer
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.vocabulary.observe import Collectives
 from tests.beyond.strategies_on_ranks import network
 from tests.refusals import message_of
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ddp_course.beyond import one_process
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.vocabulary.observe import Collectives
 
 ROWS, STEPS = 24, 5
 TOLERANCE = 1e-12  # in float64; not zero, since sums over rows are taken in another order

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddp_course.beyond.tensor_parallel import ColumnParallelLinear, RowParallelLinear, linear_pairs, parallelize
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.vocabulary.observe import Collectives
 from tests.beyond.strategies_on_ranks import TOLERANCE, alone, collectives, network, off_by, rows, trained
 
 

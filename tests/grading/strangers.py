@@ -14,7 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-from ddp_course.grading import check, progress
+from ddp_course.grading import check
+from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import find_exercise
 from tests.grading.bank import written
 from tests.grading.submissions import setup_of

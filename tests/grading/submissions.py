@@ -5,7 +5,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from ddp_course.grading.execute import cell_role
+from ddp_course.grading.answer.execute import cell_role
 from ddp_course.grading.registry import LESSONS
 
 ROOT = Path(__file__).parents[2]

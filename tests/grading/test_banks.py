@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from ddp_course.grading import check
-from ddp_course.grading.kept import KEPT
+from ddp_course.grading.answer.kept import KEPT
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
 from tests.grading.bank import ALL, BANKS, Right, Wrong, all_right, answers, written
 

@@ -18,10 +18,11 @@ import psutil
 import pytest
 from nbgrader.utils import determine_grade
 
-from ddp_course.grading import box, limits
-from ddp_course.grading.boxed import BoxedClient
-from ddp_course.grading.execute import cell_role
-from ddp_course.grading.limits import own_file
+from ddp_course.grading.answer import limits
+from ddp_course.grading.answer.execute import cell_role
+from ddp_course.grading.answer.limits import own_file
+from ddp_course.grading.sandbox import box
+from ddp_course.grading.sandbox.boxed import BoxedClient
 from tests.grading import tricks
 from tests.grading.submissions import ROOT, cell_of, filled, solutions
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from ddp_course.grading import check
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.vocabulary.observe import Collectives
 from ddp_course.launcher import launch
 from tests.grading.bank import bank_of, written
 

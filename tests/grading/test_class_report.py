@@ -7,12 +7,12 @@ import nbformat
 import pytest
 
 from ddp_course.grading import registry
-from ddp_course.grading.alike import pairs_alike
-from ddp_course.grading.boxed import VERDICTS
-from ddp_course.grading.class_report import failed_checks, lesson_facts, write_report
-from ddp_course.grading.classroom import Graded
-from ddp_course.grading.marks import write_marks
+from ddp_course.grading.instructor.alike import pairs_alike
+from ddp_course.grading.instructor.class_report import failed_checks, lesson_facts, write_report
+from ddp_course.grading.instructor.classroom import Graded
+from ddp_course.grading.instructor.marks import write_marks
 from ddp_course.grading.registry import answer_cell, exercises_of
+from ddp_course.grading.sandbox.boxed import VERDICTS
 from tests.grading.submissions import ROOT, cell_of, filled, released, solutions, submit
 
 FULL = {exercise.id: float(exercise.points) for exercise in exercises_of("03")}

@@ -22,10 +22,10 @@ import psutil
 import pytest
 
 from ddp_course.commands.grade import print_grades
-from ddp_course.grading.box import way_here
-from ddp_course.grading.classroom import NAME, Classroom, plain, unreadable
+from ddp_course.grading.instructor.classroom import NAME, Classroom, plain, unreadable
+from ddp_course.grading.instructor.whole_class import WholeClass
 from ddp_course.grading.registry import LESSONS
-from ddp_course.grading.whole_class import WholeClass
+from ddp_course.grading.sandbox.box import way_here
 from tests.grading import tricks
 from tests.grading.bank import bank_of
 from tests.grading.submissions import ROOT, cell_of, filled, released, solutions, submit

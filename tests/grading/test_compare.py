@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from ddp_course.grading.compare import told_apart
-from ddp_course.grading.expect import NEARLY, equals
-from ddp_course.grading.play import Note, Seen
+from ddp_course.grading.vocabulary.compare import told_apart
+from ddp_course.grading.vocabulary.expect import NEARLY, equals
+from ddp_course.grading.vocabulary.play import Note, Seen
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from ddp_course.grading.execute import KERNEL_DIED, NO_SCORE, NOT_RUN, TIMEOUT, SturdyClient, cell_role
+from ddp_course.grading.answer.execute import KERNEL_DIED, NO_SCORE, NOT_RUN, TIMEOUT, SturdyClient, cell_role
 
 MARKS = {
     "setup": {"grade": False, "solution": False, "locked": True},

@@ -6,12 +6,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_course.grading.answer.isolated import Answer
 from ddp_course.grading.checking import judged
-from ddp_course.grading.expect import alike, equals, exercise, follows, nothing, one_number, refuses, talks, turned
-from ddp_course.grading.isolated import Answer
-from ddp_course.grading.observe import Log
-from ddp_course.grading.play import Note, Round, Seen
-from ddp_course.grading.provenance import counts, stakes, whose
+from ddp_course.grading.vocabulary.expect import (
+    alike,
+    equals,
+    exercise,
+    follows,
+    nothing,
+    one_number,
+    refuses,
+    talks,
+    turned,
+)
+from ddp_course.grading.vocabulary.observe import Log
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.provenance import counts, stakes, whose
 
 
 def act(function, case, rank, world_size):

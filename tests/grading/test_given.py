@@ -6,9 +6,9 @@ import nbformat
 import pytest
 
 from ddp_course import cli
+from ddp_course.grading.learner.workspace import bring
 from ddp_course.grading.places import CHECKOUT
 from ddp_course.grading.registry import LESSONS, exercises_of
-from ddp_course.grading.workspace import bring
 
 
 @pytest.fixture

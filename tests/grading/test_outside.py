@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_course.grading import outside, wire
+from ddp_course.grading.answer.isolated import NotJudged
 from ddp_course.grading.exercise import AnswerFailed, Fault
-from ddp_course.grading.isolated import NotJudged
-from ddp_course.grading.outside import NO_ANSWER, verdicts_on
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
+from ddp_course.grading.sandbox import outside, wire
+from ddp_course.grading.sandbox.outside import NO_ANSWER, verdicts_on
 
 # In a process that has no judges, as in a box.
 UNDERSTAND = """

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from ddp_course.cli import main
-from ddp_course.grading import check, journal, progress
+from ddp_course.grading import check, journal
+from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
 from tests.grading.bank import bank_of, written
 

@@ -11,9 +11,9 @@ import pytest
 from ddp_course.commands import release
 from ddp_course.commands.release import main
 from ddp_course.grading import places
-from ddp_course.grading.classroom import test_cell as name_of_test_cell
+from ddp_course.grading.instructor.classroom import test_cell as name_of_test_cell
+from ddp_course.grading.instructor.release import released as generated
 from ddp_course.grading.registry import LESSONS, exercises_of
-from ddp_course.grading.release import released as generated
 from tests.grading.submissions import ROOT, cell_of, released, solutions, source_of
 
 FOLDER, RELEASED = LESSONS["03"], released("03")

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbconvert.filters import markdown2html
 
-from ddp_course.grading.restore import read, restored, unreadable
+from ddp_course.grading.instructor.restore import read, restored, unreadable
 from tests.grading.submissions import cell_of, filled, released, solutions
 
 ANSWER = "ex-03-1-answer"

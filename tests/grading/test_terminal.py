@@ -4,8 +4,8 @@ import nbformat
 import pytest
 
 from ddp_course.commands.check import main
+from ddp_course.grading.learner.terminal import check_notebook
 from ddp_course.grading.registry import exercises_of
-from ddp_course.grading.terminal import check_notebook
 from tests.grading.submissions import cell_of, filled, solutions, source_of
 
 

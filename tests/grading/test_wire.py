@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.observe import Call
-from ddp_course.grading.wire import NotPlain, read, written
+from ddp_course.grading.sandbox.wire import NotPlain, read, written
+from ddp_course.grading.vocabulary.observe import Call
 
 VALUES = [
     [1, -2.5, 1e-300, None, True, "ü", b"\0\xff", 2**80],

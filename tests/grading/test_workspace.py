@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from ddp_course.commands import lab
 from ddp_course.grading import places
-from ddp_course.grading.workspace import bring
+from ddp_course.grading.learner.workspace import bring
 
 LESSON, EXERCISE = "notebooks/00_start_here.ipynb", "exercises/00_start_here/00_start_here.ipynb"
 

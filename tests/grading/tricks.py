@@ -125,7 +125,7 @@ for _ in range(3):
 # Answer cells that would give themselves marks for 03.1, which they do not answer; the last ones replace what serves.
 FORGE = {
     "replace what judges": """
-import ddp_course.grading.checking as c, ddp_course.grading as g, ddp_course.grading.outside as o
+import ddp_course.grading.checking as c, ddp_course.grading as g, ddp_course.grading.sandbox.outside as o
 g.check = c.check = lambda *_, **__: 5
 c.judged = lambda exercise, *_: ([type("V", (), {"points": 5})()] * 5, [])
 o.verdicts_on = lambda *_: ([], "5")
@@ -153,30 +153,30 @@ display(SVG("<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"))
 print("<script>alert('pwned')</script>", "\\x1b]8;;javascript:alert(1)\\x07pwned\\x1b]8;;\\x07")
 raise ValueError("<script>alert('pwned')</script>")""",
     "replace what serves": """
-import ddp_course.grading.inside as i
+import ddp_course.grading.sandbox.inside as i
 i.serve = lambda asked, told, cells: open(told, "w").write('{"results": [[]], "printed": []}')
 place = lambda *_: None""",
     "a reply that is not what ranks return": """
-import ddp_course.grading.inside as i
+import ddp_course.grading.sandbox.inside as i
 i.serve = lambda asked, told, cells: open(told, "w").write('{"points": 5, "printed": []}')
 place = lambda *_: None""",
     "a reply that is a pickle": """
-import ddp_course.grading.inside as i, pickle, os
+import ddp_course.grading.sandbox.inside as i, pickle, os
 class Bad:
     def __reduce__(self):
         return os.system, ("touch {victims}/pwned",)
 i.serve = lambda asked, told, cells: open(told, "wb").write(pickle.dumps(Bad()))
 place = lambda *_: None""",
     "a reply without end": """
-import ddp_course.grading.inside as i
+import ddp_course.grading.sandbox.inside as i
 i.serve = lambda asked, told, cells: open(told, "w").write("[" * 2**27)
 place = lambda *_: None""",
     "a reply that nobody ends writing": """
-import ddp_course.grading.inside as i, os
+import ddp_course.grading.sandbox.inside as i, os
 i.serve = lambda asked, told, cells: os.mkfifo(told)
 place = lambda *_: None""",
     "a reply that lies elsewhere": """
-import ddp_course.grading.inside as i, os
+import ddp_course.grading.sandbox.inside as i, os
 i.serve = lambda asked, told, cells: os.symlink("{victims}/gradebook.db", told)
 place = lambda *_: None""",
 }

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.vocabulary.observe import Collectives
 from ddp_course.parallel import SyncBatchNorm
 from tests.refusals import message_of
 

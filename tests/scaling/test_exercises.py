@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from ddp_course.grading.play import Seen
+from ddp_course.grading.vocabulary.play import Seen
 from ddp_course.scaling.collective_cost import bus_factor, fit_link
 from ddp_course.scaling.efficiency import PARTS, Sample, Scaling
 from ddp_course.scaling.intervals import student_t

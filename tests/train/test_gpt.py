@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course import RankError
 from ddp_course.data.text import library_text, windows
 from ddp_course.gpt import GPT, SIZES, weight_decay_groups
-from ddp_course.grading.observe import Collectives
+from ddp_course.grading.vocabulary.observe import Collectives
 from ddp_course.train.gpt import GPTConfig, GPTResult, accumulate, held_out_loss, measure_peak, train_gpt
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("one_thread")]

@@ -43,11 +43,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ddp_course.grading.compare import close, short, told_apart
+from ddp_course.grading.answer.isolated import Answer
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
-from ddp_course.grading.isolated import Answer
-from ddp_course.grading.observe import LETTERS
-from ddp_course.grading.play import Act, Note, Round, Seen, played
+from ddp_course.grading.vocabulary.compare import close, short, told_apart
+from ddp_course.grading.vocabulary.observe import LETTERS
+from ddp_course.grading.vocabulary.play import Act, Note, Round, Seen, played
 
 Expect = Callable[[Seen], Fault | None]
 Slips = Callable[[Seen], Iterable[tuple[str, Any]]]  # (cause, the value that it leads to)

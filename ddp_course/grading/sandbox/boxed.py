@@ -4,7 +4,7 @@ Where a test cell stands, the judge is asked, outside of the box, and what he sa
 in the box can give points, or see where they are kept. The kernel in the box is talked to through sockets in one of the
 box's folders; a reply comes back as a file, which is opened as what it should be and nothing else.
 
-Read next: `outside.py`, the judge; `execute.py`, what happens when a cell kills the kernel.
+Read next: `outside.py`, the judge; `answer/execute.py`, what happens when a cell kills the kernel.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from nbclient.exceptions import DeadKernelError
 from nbformat import NotebookNode
 from traitlets import Instance, Unicode
 
-from ddp_course.grading.box import Box
-from ddp_course.grading.execute import NOT_JUDGED, SturdyClient, add_error, cell_role
+from ddp_course.grading.answer.execute import NOT_JUDGED, SturdyClient, add_error, cell_role
+from ddp_course.grading.answer.isolated import NotJudged
+from ddp_course.grading.answer.limits import Watch
 from ddp_course.grading.exercise import AnswerFailed, Fault, summary
-from ddp_course.grading.isolated import NotJudged
-from ddp_course.grading.limits import Watch
-from ddp_course.grading.outside import verdicts_on
 from ddp_course.grading.registry import exercise_of
-from ddp_course.grading.wire import MOST_LETTERS
+from ddp_course.grading.sandbox.box import Box
+from ddp_course.grading.sandbox.outside import verdicts_on
+from ddp_course.grading.sandbox.wire import MOST_LETTERS
 
 ROUND_S = 200.0  # for one round of a check: ranks that start, and the answer's own limit
 MOST_OUTPUT = 200_000  # letters of a cell's output that are kept
 SHOWN = ("text/plain", "image/png")  # what a page may have of a stranger's output: nothing that runs in a browser
-VERDICTS = "verdicts"  # in the metadata of a test cell that was judged, for `class_report.py`
-SERVE = "__import__('ddp_course.grading.inside', fromlist=['serve']).serve({asked!r}, {told!r}, globals())"
+VERDICTS = "verdicts"  # in the metadata of a test cell that was judged, for `instructor/class_report.py`
+SERVE = "__import__('ddp_course.grading.sandbox.inside', fromlist=['serve']).serve({asked!r}, {told!r}, globals())"
 
 
 class BoxedKernelManager(AsyncKernelManager):

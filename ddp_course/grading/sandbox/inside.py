@@ -14,9 +14,9 @@ from typing import Any
 
 import cloudpickle
 
-from ddp_course.grading import wire
+from ddp_course.grading.answer.isolated import Answer, NotJudged
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
-from ddp_course.grading.isolated import Answer, NotJudged
+from ddp_course.grading.sandbox import wire
 
 
 def serve(asked: str, told: str, cells: dict[str, Any]) -> None:

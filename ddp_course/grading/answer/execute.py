@@ -5,7 +5,7 @@ interrupted at its time limit, gets that as its error output; a fresh kernel is 
 are run again, and the notebook goes on. So a crash costs only itself. The whole notebook has a time limit too.
 
 `ddp-course check` uses `SturdyClient` itself; the autograder mixes it into nbgrader's own preprocessor
-(`autograder.py`). Read next: nbclient/client.py.
+(`instructor/autograder.py`). Read next: nbclient/client.py.
 """
 
 from math import ceil
@@ -18,7 +18,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from traitlets import Bool, Dict, Integer, List, Unicode
 
-from ddp_course.grading.limits import patience
+from ddp_course.grading.answer.limits import patience
 
 TIMEOUT = "CellTimeoutError"
 KERNEL_DIED = "KernelDied"

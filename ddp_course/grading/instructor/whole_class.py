@@ -26,11 +26,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_course.grading import journal, progress
-from ddp_course.grading.classroom import Classroom, Graded
-from ddp_course.grading.limits import patience
+from ddp_course.grading import journal
+from ddp_course.grading.answer.limits import patience
+from ddp_course.grading.instructor.classroom import Classroom, Graded
+from ddp_course.grading.instructor.restore import MOST_BYTES
+from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import LESSONS, judges
-from ddp_course.grading.restore import MOST_BYTES
 
 LIMIT_S = 900.0  # for one submission; the notebook's own limit, in execute.py, is far below
 JOURNAL, SECRET = "grading.jsonl", "class_secret"
@@ -149,7 +150,7 @@ def digest(root: Path, submissions: Path, student: str, lesson: str) -> str:
     folder = LESSONS[lesson]
     found = ((path, path.lstat()) for path in (submissions / student / folder).rglob("*"))
     files = [path for path, facts in found if stat.S_ISREG(facts.st_mode) and facts.st_size <= MOST_BYTES]
-    files += [root / "solutions" / folder / f"{folder}.ipynb", *Path(__file__).parent.glob("*.py")]
+    files += [root / "solutions" / folder / f"{folder}.ipynb", *Path(__file__).parents[1].rglob("*.py")]
     files += Path(judges(lesson).__file__).parent.glob("*.py")
     total = hashlib.sha256()
     for path in sorted(files):

@@ -8,7 +8,7 @@ is installed, else `unshare` does; where the kernel allows neither, there is no 
 Left out on purpose: what shares the kernel shares its bugs. For programs that are worse than a student's curiosity take
 a virtual machine.
 Source: bwrap(1), unshare(1), mount_namespaces(7), user_namespaces(7).
-Read next: `limits.py`, how much a box may use; `boxed.py`, what is run in it.
+Read next: `answer/limits.py`, how much a box may use; `boxed.py`, what is run in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ddp_course.grading.registry import judges
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "nsswitch.conf", "hosts", "fonts")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 # Settings of the whole machine, which root may write, and who grades as root is root in the box, too, by the files.

@@ -4,7 +4,7 @@ The notebook runs in a kernel of its own, as in JupyterLab; cells that end or bl
 notebook's own check and test cells are left out, so it does not matter whether somebody changed them.
 
 Left out on purpose: writing anything into the notebook.
-Read next: `execute.py`, how a notebook is run when its cells may kill the kernel.
+Read next: `answer/execute.py`, how a notebook is run when its cells may kill the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from ddp_course.grading.execute import SturdyClient, cell_role
+from ddp_course.grading.answer.execute import SturdyClient, cell_role
 from ddp_course.grading.exercise import Exercise
 from ddp_course.grading.registry import LESSONS, answer_cell, exercises_of, find_exercise
 

@@ -5,7 +5,7 @@ Markdown or taken out is as it was released. So is the place of an answer; a sec
 answer that has lost its name, is a cell that the learner added, and runs where it stands. An answer in words becomes
 plain text.
 
-Read next: `boxed.py`, which runs the notebook.
+Read next: `sandbox/boxed.py`, which runs the notebook.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from ddp_course.grading.classroom import Graded
+from ddp_course.grading.instructor.classroom import Graded
 from ddp_course.grading.registry import LESSONS, QUESTION_POINTS, exercises_of
 
 

@@ -5,9 +5,9 @@ as released, the notebook is run, the points go into gradebook.db, and feedback 
 file that cannot be graded an untouched notebook is graded, with the reason at its top. So every submission has its row
 in the gradebook, and every student a page that says why.
 
-A submission is a program: it runs in a box (`box.py`), and who judges it is outside.
+A submission is a program: it runs in a box (`sandbox/box.py`), and who judges it is outside.
 
-Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `boxed.py`; nbgrader/apps/api.py.
+Needs nbgrader. Read next: `whole_class.py`, which grades many at a time; `sandbox/boxed.py`; nbgrader/apps/api.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from ddp_course.grading.execute import KERNEL_DIED, NOT_GRADED, NOT_JUDGED, NOT_RUN, TIMEOUT, cell_role
+from ddp_course.grading.answer.execute import KERNEL_DIED, NOT_GRADED, NOT_JUDGED, NOT_RUN, TIMEOUT, cell_role
+from ddp_course.grading.instructor.restore import MOST_BYTES, read, restored, unreadable
 from ddp_course.grading.places import need_nbgrader
 from ddp_course.grading.registry import LESSONS, exercises_of, question_cell, test_cell
-from ddp_course.grading.restore import MOST_BYTES, read, restored, unreadable
 
 MOST_LETTERS = 2000  # of a reason
 NAME = re.compile(r"\w[\w.@+ -]{0,99}")  # of a student
@@ -115,7 +115,7 @@ class Classroom:
         """
         from nbgrader.utils import determine_grade
 
-        from ddp_course.grading.autograder import BoxedExecute
+        from ddp_course.grading.instructor.autograder import BoxedExecute
 
         folder = LESSONS[lesson]
         notebook = restored(self._released(folder), read(self.root / "solutions" / folder / f"{folder}.ipynb"))

@@ -16,11 +16,11 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from ddp_course.grading.alike import Pair, pairs_alike
-from ddp_course.grading.boxed import VERDICTS
-from ddp_course.grading.classroom import Graded
-from ddp_course.grading.execute import cell_role
+from ddp_course.grading.answer.execute import cell_role
+from ddp_course.grading.instructor.alike import Pair, pairs_alike
+from ddp_course.grading.instructor.classroom import Graded
 from ddp_course.grading.registry import LESSONS, answer_cell, exercise_of, exercises_of
+from ddp_course.grading.sandbox.boxed import VERDICTS
 
 REPORT = "class_report.html"
 CAUSES, SLOWEST, PAIRS = 3, 5, 20  # how many are shown of each

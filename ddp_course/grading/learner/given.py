@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
+from ddp_course.grading.learner.terminal import notebook_of, read_notebook
 from ddp_course.grading.places import course_source, learners_root
 from ddp_course.grading.registry import LESSONS, answer_cell, find_exercise
-from ddp_course.grading.terminal import notebook_of, read_notebook
 
 _HINT = re.compile(r"<summary>Hint</summary>\s*(.*?)\s*</details>", re.DOTALL)
 

@@ -2,14 +2,14 @@
 
 `nbgrader_config.py` puts this class where nbgrader has its own `Execute`, for which a test cell is a cell of the
 learner's kernel, and an `os._exit` in one cell loses the whole notebook.
-Needs nbgrader. Read next: `boxed.py`, which does the work.
+Needs nbgrader. Read next: `sandbox/boxed.py`, which does the work.
 """
 
 from nbformat import NotebookNode
 from nbgrader.preprocessors import Execute
 
-from ddp_course.grading.boxed import BoxedClient
-from ddp_course.grading.execute import NOT_GRADED, add_error, cell_role
+from ddp_course.grading.answer.execute import NOT_GRADED, add_error, cell_role
+from ddp_course.grading.sandbox.boxed import BoxedClient
 
 
 class BoxedExecute(BoxedClient, Execute):

@@ -6,7 +6,7 @@ while the machine has more to do than it has cores for: an answer is not to lose
 
 Left out on purpose: System V's shared memory that is not mapped, which only a control group of the system sees.
 
-Read next: `box.py`.
+Read next: `sandbox/box.py`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from contextlib import suppress
 from multiprocessing import util
 from typing import Any
 
-from ddp_course.grading import harm
-from ddp_course.grading.limits import patience
+from ddp_course.grading.answer import harm
+from ddp_course.grading.answer.limits import patience
 from ddp_course.launcher import RankError, RankPool
 
 TIMEOUT_S = 5.0  # for one collective of an answer

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.observe import Call
+from ddp_course.grading.vocabulary.observe import Call
 
 MOST_LETTERS = 2**26  # of one message
 MOST_LEVELS = 60  # of lists in lists

@@ -4,7 +4,7 @@ The judge sends each round of a check into the box and gets data back. Expected 
 cases on this side; of the answer's process nothing is believed but what it returned. So a learner can lie about what a
 rank did, but must bring the right results, and has not seen what they are compared with.
 
-Read next: `wire.py`, in which form results come; `box.py`; `expect.py`, what is expected of them.
+Read next: `wire.py`, in which form results come; `box.py`; `vocabulary/expect.py`, what is expected of them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from unittest import mock
 
 import cloudpickle
 
-from ddp_course.grading import wire
+from ddp_course.grading.answer.isolated import LIMIT_S, NotJudged
 from ddp_course.grading.checking import judged, told
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict
-from ddp_course.grading.isolated import LIMIT_S, NotJudged
 from ddp_course.grading.registry import find_exercise, judges
+from ddp_course.grading.sandbox import wire
 
 MOST_LETTERS = 4000  # of a text that a learner reads
 NO_ANSWER = "what came back is nothing that ranks return"

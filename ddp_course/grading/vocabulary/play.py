@@ -19,9 +19,9 @@ import cloudpickle
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ddp_course.grading import observe
+from ddp_course.grading.answer.isolated import Answer, plain
 from ddp_course.grading.exercise import AnswerFailed, Fault
-from ddp_course.grading.isolated import Answer, plain
+from ddp_course.grading.vocabulary import observe
 from ddp_course.launcher.failure import describe
 
 LATE_S, MOST_LATE = 0.005, 40  # how late a rank is at a collective, and how many of a case's calls are delayed

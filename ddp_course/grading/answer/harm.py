@@ -52,7 +52,7 @@ CLASSES = (
     *(dist.Work, dist.Store, dist.FileStore, dist.TCPStore, dist.ProcessGroup, threading.Thread),
 )
 OWN = tuple(  # where modules lie that no learner edits
-    str(Path(place)) for place in (*site.getsitepackages(), *sysconfig.get_paths().values(), Path(__file__).parents[2])
+    str(Path(place)) for place in (*site.getsitepackages(), *sysconfig.get_paths().values(), Path(__file__).parents[3])
 )
 
 

@@ -1,0 +1,1 @@
+"""What does a learner need beside the notebook: a copy to work on, a check in the terminal, hints, points so far?"""

@@ -31,7 +31,7 @@ MISTAKES = {
     ),
     "detached": (
         "finds a way back that takes the statistics for constants",
-        "compare the gradient of the input",
+        "compare the gradient of the input, under a loss that is no plain sum of the output",
     ),
     "own_back": (
         "finds a way back that ends on this rank",
@@ -65,9 +65,10 @@ class AddOverRanks(torch.autograd.Function):
 class Layer(nn.Module):
     """What 08.2 and 08.3 ask for, or that with one mistake, maybe on the last rank only."""
 
-    def __init__(self, channels: int, mistake: str = "", last: bool = False):
+    def __init__(self, channels: int, mistake: str = "", last: bool = False, half: bool = False):
         super().__init__()
         self.mistake = "" if last and dist.get_rank() < dist.get_world_size() - 1 else mistake
+        self.half = half  # the variance alone for a constant: under a plain sum of the output, nothing of that is seen
         self.eps, self.momentum = 1e-5, 0.1
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -89,7 +90,7 @@ class Layer(nn.Module):
                     self.running_var.lerp_(var_C if self.mistake == "running" else unbiased_C, self.momentum)
             var_C = unbiased_C if self.mistake == "unbiased" else var_C
         if self.mistake == "detached":
-            mean_C, var_C = mean_C.detach(), var_C.detach()
+            mean_C, var_C = mean_C if self.half else mean_C.detach(), var_C.detach()
         return (x_NC - mean_C) / (var_C + self.eps).sqrt() * self.weight + self.bias
 
     def _statistics(self, x_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -124,6 +125,9 @@ def rounds(rng: Random) -> list[Round]:
         for mistake in MISTAKES
         for last in (False, True)[: 1 + (mistake in ON_ONE_RANK)]
     ]
+    wrong.append(
+        Trial(partial(Layer, mistake="detached", half=True), "a layer that takes its variance for one", "detached")
+    )
     return [trials(rng.choice((2, 3)), rng.sample(right, len(right)), rng.sample(wrong, len(wrong)))]
 
 

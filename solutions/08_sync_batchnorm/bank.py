@@ -557,6 +557,9 @@ equally many rows | unweighted | different numbers of rows
     3 + 2 * other => 5
 the way back is not compared | detached own_back | compare the gradient of the input
     , (mine.grad, whole.grad.split(sizes)[rank]) =>
+a plain sum of the output | detached | no plain sum of the output
+    (found * pulls[rank]).sum() => found.sum()
+    (expected * torch.cat(pulls)).sum() => expected.sum()
 no evaluation | eval | compare an evaluation after some steps
     right = right and torch.allclose(layer.eval()(rows), alone.eval()(rows)) => pass
 the running mean only, and no evaluation | running eval | look at running_mean and running_var

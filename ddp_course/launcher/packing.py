@@ -9,6 +9,7 @@ Read next: `pool.py`, which sends the call; `worker.py`, which sends the result.
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import inspect
 import io
 import pickle
@@ -62,10 +63,13 @@ class _Pickler(cloudpickle.CloudPickler):
     """Refuses open files, of which cloudpickle would send a copy of the content without a word.
 
     A tensor that is a small part of a large memory is sent alone: pickle would take the memory with it. One of a GPU
-    arrives on the CPU: the other process may not have that GPU, and should not take its memory.
+    arrives on the CPU: the other process may not have that GPU, and should not take its memory. A function under
+    `functools.cache` goes as the function, with a new cache there: pickle knows such a one by its name alone.
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is _CACHED and (obj.__module__ == "__main__" or "<locals>" in obj.__qualname__):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, io.IOBase) and obj not in (sys.stdout, sys.stderr, sys.stdin):
             raise pickle.PicklingError(f"it uses the open file {getattr(obj, 'name', obj)!r}")
         if type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
@@ -73,6 +77,13 @@ class _Pickler(cloudpickle.CloudPickler):
         if type(obj) is torch.Tensor and _is_small_part(obj):
             return obj.clone().__reduce_ex__(self.proto)
         return super().reducer_override(obj)
+
+
+def _cached(fn: Callable, settings: dict[str, Any]) -> Callable:
+    return functools.lru_cache(**settings)(fn)
+
+
+_CACHED = type(_cached(len, {}))
 
 
 def _is_small_part(tensor: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 
 import pytest
 import torch
@@ -46,6 +46,17 @@ def test_functions_and_classes_without_a_module_travel():
 
     answers = launch(lambda rank, world_size, k: Box(torch.ones(2) * rank * k), 2, (3,), start_method="forkserver")
     assert [box.value.tolist() for box in answers] == [[0.0, 0.0], [3.0, 3.0]]
+
+
+def test_functions_under_a_cache_travel_and_still_have_one():
+    @lru_cache(maxsize=5)
+    def square(number):
+        return number * number
+
+    assert quietly(lambda rank, world_size: (square(3 + rank), square(3 + rank), square.cache_info()), 2) == [
+        (9, 9, (1, 1, 5, 1)),
+        (16, 16, (1, 1, 5, 1)),
+    ]
 
 
 def test_environment_is_what_torchrun_would_set(monkeypatch):

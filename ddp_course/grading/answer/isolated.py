@@ -27,6 +27,7 @@ from ddp_course.grading.answer.kept import run_on_ranks
 from ddp_course.grading.answer.limits import patience
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
 from ddp_course.launcher import RankError
+from ddp_course.launcher.packing import dumps
 
 LIMIT_S = 10.0  # for one run of an answer
 MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
@@ -67,7 +68,7 @@ class Answer:
             cause = f'give {exercise.function} itself: check("{exercise.id}", {exercise.function})'
             raise AnswerFailed(Fault(expected=f"what you wrote as {exercise.function}", found=given, cause=cause))
         try:
-            self.packed = cloudpickle.dumps(function)
+            self.packed = dumps(function)
         except Exception as error:  # whatever the function refers to says so in its own way
             found = f"{type(error).__name__}: {error}"
             cause = "the function uses something that cannot leave the notebook, such as an open file; make it inside"

@@ -158,13 +158,14 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """Train undisturbed; tell one rank in a step; tell one while they agree; tell all again while they save."""
+    """Train undisturbed; tell one or all in a step; tell one while they agree; tell all again while they save."""
     world_size, steps = rng.choice((3, 4)), rng.randint(9, 12)
     rank, at = rng.randrange(1, world_size), rng.randint(2, 4)
     return [
         Round(world_size, [("undisturbed", Case(steps, done=done)) for done in (0, 3, steps)], fresh=True),
         Ending(world_size, [("told", Case(steps, {rank: at}))], fresh=True, how=ALIKE),
         Ending(2, [("late", Case(steps, {1: steps - 2}))], fresh=True, how=ALIKE),
+        Ending(2, [("both", Case(steps, {0: at, 1: at}))], fresh=True, how=ALIKE),
         Ending(2, [("between", Case(steps, between=at))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
         Ending(2, [("inside", Case(steps, between=at, inside=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
         Ending(2, [("again", Case(steps, {0: at, 1: at + 1}, again=True))], fresh=True, how=f"{ALIKE}|{HANDLER}"),
@@ -187,8 +188,8 @@ def handler(seen: Seen) -> None:
 
 
 def agree(seen: Seen) -> Fault | None:
-    """All ranks leave after the step in which one was told, or one later."""
-    [(rank, at)] = seen.case.told.items()
+    """All ranks leave after the step in which one was told, or all were, or one later."""
+    [at], rank = set(seen.case.told.values()), " and ".join(map(str, seen.case.told))
     if seen["steps"] == seen.case.steps == at + 2 and not seen["ended"]:  # one later is the end
         expected = f"SIGTERM to rank {rank} in the last step but one: all save, and return {STATUS}"
         cause = "after the last step, too, the ranks look at what they have agreed: a question may still be open"
@@ -204,7 +205,7 @@ def left_at(seen: Seen, told: str, at: int) -> Fault | None:
         "call run.save() on every rank: it is a collective": ended and ended.cause == "save" and ended.found,
         "each rank looks at its own flag; let the ranks agree after each step: all_reduce the flag with MAX, and "
         "leave if any rank was told": ended and ended.found,
-        "the signal is not heard: one rank's flag must count for all, whichever rank it is (MAX or a sum)":
+        "the signal is not heard: one rank's flag must count for all, and two count no less (MAX, or a sum over 0)":
             left == all_steps and f"all {all_steps} steps were trained",
         "let the ranks agree after every step: who sends SIGTERM may send SIGKILL soon":
             left not in (at, at + 1) and f"they leave after step {left}",
@@ -256,7 +257,7 @@ SIGTERM = exercise(
     checks={
         "finish": ("nobody is told: all steps, one save", 1, finish, "undisturbed"),
         "handler": ("the handler only sets a flag", 1, handler, "told"),
-        "agree": ("one rank is told: all leave at the same step", 2, agree, "told late"),
+        "agree": ("one rank is told, or all: all leave at the same step", 2, agree, "told late both"),
         "between": ("told while the ranks agree", 1, between, "between inside"),
         "save": ("saved once, and the status says why; also when told twice", 1, save, "told again"),
     },

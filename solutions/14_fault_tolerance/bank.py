@@ -120,6 +120,9 @@ only rank 0 is asked | agree between | one rank's flag must count for all
     dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => dist.broadcast(any_told, src=0)
 all must have been told | agree between | the signal is not heard
     ReduceOp.MAX => ReduceOp.MIN
+two signals are none | agree | two count no less
+    , op=dist.ReduceOp.MAX =>
+    if any_told: => if any_told == 1:
 they agree every eight steps | agree between | who sends SIGTERM may send SIGKILL soon
             any_told = =>         if run.step % 8: continue\n        any_told =
 it saves twice | save | save once, after the ranks have agreed

@@ -1,7 +1,7 @@
 """The command `ddp-course drill`: an incident to solve from what a job leaves.
 
 ddp-course drill --level 3 --seed 7                     # runs the incident, and says where its logs are
-ddp-course drill --level 3 --seed 7 --hint              # a hint; each costs a point
+ddp-course drill --level 3 --seed 7 --hint              # a hint
 ddp-course drill --level 3 --seed 7 --answer drift:1    # a fault and its rank; one --answer for each fault
 """
 
@@ -11,9 +11,17 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from ddp_course.diagnose.drill import BLAMED, CHANNELS, HINTS, LEVELS, RANKS, Faults, drawn, happen
+from ddp_course.diagnose.drill import BLAMED, CHANNELS, HINTS, LEGEND, LEVELS, RANKS, Faults, drawn
+from ddp_course.diagnose.drill_job import happen
+from ddp_course.diagnose.faults.catalogue import FAULTS
 
 POINTS = 5  # for each fault; a hint costs one
+TITLES = {name: FAULTS[name].title for name in BLAMED if name in FAULTS} | {  # and what the failure lab does not have
+    "killed": "One rank is killed from outside",
+    "same-rows": "All ranks read the same rows",
+    "drift": "One rank's weights part from those of the others",
+    "not-averaged": "No gradient is averaged: each rank trains alone",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -21,64 +29,131 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ddp-course drill",
         description=f"Solve an incident of a job of {RANKS} ranks from the logs that it leaves.",
-        epilog="Exit status: 0 all faults are named and no other, 1 not yet, 2 there is no such level or fault.",
+        epilog=f"""\
+Levels, and what is new in each:
+{levels()}
+
+Answers:
+{answers()}
+
+Points: {POINTS} for each fault of the incident, less {POINTS} for each that is missing, wrong or on a wrong rank, less
+1 for each --hint that you give with your answer. Nothing is stored, so how many you have read is for you to say.
+
+Exit status: 0 the incident or a hint is shown, or all faults are named and no other; 1 an answer is wrong or not whole;
+2 an argument is wrong, or this machine is too busy for an incident.""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--level", type=int, default=1, choices=LEVELS, help="1 to 10: which faults, and how many (1)")
+    parser.add_argument("--level", type=int, default=1, choices=LEVELS, help="see below (1)")
     parser.add_argument("--seed", type=int, default=0, help="another incident of that level (0)")
-    parser.add_argument("--into", type=Path, help="the folder for the logs (a new one)")
-    parser.add_argument("--hint", action="count", default=0, help="a hint; twice for two")
-    parser.add_argument("--answer", action="append", metavar="FAULT[:RANK]", help="what you found")
+    parser.add_argument("--into", type=Path, help="a new or empty folder for the logs (a temporary one)")
+    parser.add_argument("--hint", action="count", default=0, help="a hint; twice for two; with --answer: their cost")
+    parser.add_argument("--answer", action="append", metavar="FAULT[:RANK]", help="what you found; once for each fault")
     options = parser.parse_args(argv)
-    if options.answer:
-        try:
-            said = dict(map(understood, options.answer))
-        except ValueError as error:
-            parser.error(str(error))
-        return judged(said, drawn(options.level, options.seed), options.hint)
-    if options.hint:
-        print("\n".join(hints(drawn(options.level, options.seed))[: options.hint]))
-        return 1
-    folder = options.into or Path(tempfile.mkdtemp(prefix="ddp_course_drill_"))
-    folder.mkdir(parents=True, exist_ok=True)
-    happen(options.level, options.seed, folder)
-    count = LEVELS[options.level][0]
-    print(f"A job of {RANKS} ranks left its logs in {folder}.")
-    print(
-        f"It had {count} fault{'s' * (count > 1)}. Which, and on which rank if one is to blame? The faults there are:"
-    )
-    print("  " + ", ".join(f"{name}:RANK" if whose else name for name, whose in sorted(BLAMED.items())))
-    return 1
+    true = drawn(options.level, options.seed).faults
+    call = f"ddp-course drill --level {options.level} --seed {options.seed} --answer FAULT[:RANK]"
+    try:
+        if options.answer:
+            return judged(understood(options.answer), true, options.hint)
+        if options.hint:
+            print(*hints(true)[: options.hint], sep="\n")
+            print(f"Each costs a point: answer with {call}{' --hint' * min(options.hint, len(true))}")
+            return 0
+        folder = emptied(options.into)
+        happen(options.level, options.seed, folder)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    print(f"A job of {RANKS} ranks left its logs in {folder}.\n")
+    print(told := asked(counted(true), call))
+    (folder / "README.txt").write_text(told + "\n")
+    return 0
 
 
-def understood(word: str) -> tuple[str, int | None]:
-    """Return fault and rank of one answer.
+def asked(count: str, call: str) -> str:
+    """What is to be found, and how: for the terminal, and for the folder of logs."""
+    return f"""{LEGEND}
+
+The job had {count}. Which, and on which rank, if one is to blame? Answers are:
+{answers()}
+
+Answer with
+  {call}
+and one more --answer for each further fault. Instead of it, --hint gives a hint."""
+
+
+def levels() -> str:
+    """One line a level."""
+    return "\n".join(f"  {level:2}  {new}" for level, (_, _, new) in LEVELS.items())
+
+
+def answers() -> str:
+    """One line a fault, as it is written in an answer."""
+    forms = {name: f"{name}:RANK" if whose else name for name, whose in BLAMED.items()}
+    return "\n".join(f"  {form:23}  {TITLES[name]}" for name, form in forms.items())
+
+
+def counted(true: Faults) -> str:
+    return f"{len(true)} fault{'s' * (len(true) > 1)}"
+
+
+def emptied(into: Path | None) -> Path:
+    """Return a folder without files: this one, made if it is not there, or by default a temporary one.
 
     Raises:
-        ValueError: there is no such fault, or its rank is missing or surplus; says which.
+        OSError: it cannot be made, or something is in it.
     """
-    fault, _, rank = word.partition(":")
-    if fault not in BLAMED:
-        raise ValueError(f"no fault is called {fault!r}; there are {', '.join(sorted(BLAMED))}")
-    if BLAMED[fault] != bool(rank) or (rank and rank not in map(str, range(RANKS))):
-        form = (
-            f"{fault}:RANK, with a rank from 0 to {RANKS - 1}"
-            if BLAMED[fault]
-            else f"{fault} alone; no rank is to blame"
-        )
-        raise ValueError(f"write {form}")
-    return fault, int(rank) if rank else None
+    folder = into or Path(tempfile.mkdtemp(prefix="ddp_course_drill_"))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"--into {folder}: there is a file or a full folder already; name a new or an empty one")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def understood(words: list[str]) -> Faults:
+    """Return the faults of an answer, each with its rank.
+
+    Raises:
+        ValueError: there is no such fault, it comes twice, or its rank is missing or surplus; says which.
+    """
+    said: Faults = {}
+    for word in words:
+        fault, _, rank = word.partition(":")
+        if fault not in BLAMED:
+            raise ValueError(f"no fault is called {fault!r}; there are {', '.join(BLAMED)}")
+        if fault in said:
+            raise ValueError(f"{fault} comes twice: name each fault once, on one rank")
+        if BLAMED[fault] and rank not in map(str, range(RANKS)):
+            raise ValueError(f"write {fault}:RANK, with a rank from 0 to {RANKS - 1}")
+        if not BLAMED[fault] and rank:
+            raise ValueError(f"write {fault} alone; no rank is to blame")
+        said[fault] = int(rank) if rank else None
+    return said
 
 
 def judged(said: Faults, true: Faults, used: int) -> int:
-    """Print what of an answer is right, and the points if it is whole."""
+    """Print what of an answer is right, and its points; return the exit status."""
     for fault, rank in said.items():
-        known = fault in true and true[fault] == rank
-        print(f"{'✓' if known else '✗'} {fault}" + ("" if rank is None else f", rank {rank}"))
-    if said == true:
-        print(f"solved: {max(1, POINTS * len(true) - used)} of {POINTS * len(true)} points")
-        return 0
-    print(f"not yet: the incident has {len(true)} fault{'s' * (len(true) > 1)}; --hint helps")
-    return 1
+        cause = verdict(fault, rank, true)
+        print(f"{'✗' if cause else '✓'} {fault}" + ("" if rank is None else f", rank {rank}") + cause)
+    got = f"{points(said, true, used)} of {POINTS * len(true)} points"
+    print(f"{'solved' if said == true else 'not yet'}: {got}", end="")
+    print("" if said == true else f"; the incident has {counted(true)}, and --hint gives a hint")
+    return 0 if said == true else 1
+
+
+def points(said: Faults, true: Faults, used: int) -> int:
+    """Return what an answer earns: what is wrong, on a wrong rank or one too many costs as much as what is missing."""
+    missing = true.keys() - said.keys()
+    wrong = said.items() - true.items()
+    return max(0, POINTS * (len(true) - len(missing) - len(wrong)) - min(used, len(true)))
+
+
+def verdict(fault: str, rank: int | None, true: Faults) -> str:
+    """Say whether fault or rank is wrong; nothing if neither is."""
+    if fault in true:
+        return "" if true[fault] == rank else ": the fault is right, the rank is not"
+    if rank is None:
+        return ": not in this incident"
+    return f": {'the rank is right, the fault is not' if rank in true.values() else 'neither fault nor rank is right'}"
 
 
 def hints(true: Faults) -> list[str]:

@@ -1,57 +1,58 @@
 """Can you tell what happened from what a job leaves? An incident, made by a real run with one to three faults in it.
 
-A small training runs on three ranks, and each writes a log: the rows it read, the loss, a checksum of its weights, its
-times, and its last words. The faults are drawn by level and seed, at most one from each channel of evidence, so that
-no fault hides another and no incident has two right answers. `solve` is the proof: it sees the logs alone.
+Three ranks train, and each writes a log: the rows it read, the loss, the sum of its weights, its times, and its last
+words. The faults are drawn by level and seed, at most one from each channel of evidence, so that no fault hides
+another. `solve` is the proof: it sees the logs alone, tries every fault on every rank, and refuses logs that leave more
+than one answer. `drill_job.py` keeps no incident that it refuses.
 
 Left out on purpose: a story. Real incidents have none.
-Read next: `commands/drill.py`, which asks; lesson 12, notebooks/12_failure_lab.ipynb, which teaches what is asked.
+Read next: `drill_job.py`, which runs it; `commands/drill.py`, which asks; lesson 12, notebooks/12_failure_lab.ipynb,
+which teaches what is asked.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
-import time
-from datetime import timedelta
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import DistributedSampler
-
-from ddp_course.launcher import RankError, launch
-
-RANKS, ROWS, BATCH, EPOCHS = 3, 48, 4, 3
-STEPS = EPOCHS * ROWS // (RANKS * BATCH)
-SLOW_S, PATIENCE_S = 0.06, 3.0
+RANKS, STEPS = 3, 12
+NOISE_MS = 10  # what a rank that is not slow may take at most, as a median
 
 # Channel of evidence -> the faults that show in it, each with whether one rank is to blame.
 CHANNELS = {
     "end": {"one-rank-raises": True, "killed": True, "skipped-collective": True},
-    "rows": {"same-rows": False, "no-set-epoch": False},
+    "rows": {"same-rows": False, "missing-set-epoch": False},
     "weights": {"drift": True, "not-averaged": False},
     "time": {"straggler": True},
 }
 BLAMED = {name: whose for channel in CHANNELS.values() for name, whose in channel.items()}
 HIDDEN = {"same-rows", "not-averaged"}  # from the same rows all ranks have the same gradients, averaged or not
-# Level -> how many faults, and from which channels.
+# Level -> how many faults, from which channels, and what is new.
 LEVELS = {
-    1: (1, ("end",)),
-    2: (1, ("rows",)),
-    3: (1, ("weights", "time")),
-    4: (1, ("rows", "weights", "time")),
-    5: (1, tuple(CHANNELS)),
-    6: (2, ("rows", "time")),
-    7: (2, ("rows", "weights", "time")),
-    8: (2, tuple(CHANNELS)),
-    9: (3, ("rows", "weights", "time")),
-    10: (3, tuple(CHANNELS)),
+    1: (1, ("end",), "a job that died: last words"),
+    2: (1, ("rows",), "a job that ended well, on the wrong rows"),
+    3: (1, ("weights", "time"), "weights that differ, or a slow rank"),
+    4: (1, ("rows", "weights", "time"), "you are not told which column to read"),
+    5: (1, tuple(CHANNELS), "any of the faults"),
+    6: (2, ("rows", "time"), "two at once: wrong rows and a slow rank"),
+    7: (2, ("rows", "weights", "time"), "two at once, in any two columns"),
+    8: (2, tuple(CHANNELS), "two at once, and the job may die of one"),
+    9: (3, ("rows", "weights", "time"), "three at once: rows, weights and time"),
+    10: (3, tuple(CHANNELS), "three at once, of all there are"),
 }
+LEGEND = """\
+A line of a log is a step:
+  rows     the rows of the data that this rank read
+  loss     on these rows, before the update
+  weights  the sum of this rank's weights after the update; the same on all ranks if all is well
+  own      the time this rank worked before it communicated; a few ms are noise, and step 0 includes
+           starting up, 0.1 s longer on one rank than on the others: no fault
+  calls    how many collectives this rank has called so far
+The last line of a rank is `done`, or the error that ended it. A rank that was killed writes no such line."""
 HINTS = {
     "end": "Read the last lines of each log. Which rank has a reason of its own, or no last word at all?",
     "rows": "Compare the rows of two ranks in one epoch, then those of one rank in two epochs.",
@@ -61,8 +62,25 @@ HINTS = {
 Faults = dict[str, int | None]  # fault -> the rank to blame, None if it is all ranks
 
 
-def drawn(level: int, seed: int) -> Faults:
-    """Return the faults of an incident.
+@dataclass(frozen=True)
+class Incident:
+    """What is drawn by level and seed.
+
+    Attributes:
+        faults: each with the rank to blame.
+        when: the step in which the job dies, if it does.
+        cold: the rank whose first step is slow, which is no fault.
+        world: the seed of data, weights and order.
+    """
+
+    faults: Faults
+    when: int
+    cold: int
+    world: int
+
+
+def drawn(level: int, seed: int) -> Incident:
+    """Return the incident of this level and seed.
 
     Raises:
         ValueError: there is no such level.
@@ -70,141 +88,83 @@ def drawn(level: int, seed: int) -> Faults:
     if level not in LEVELS:
         raise ValueError(f"there is no level {level}: levels are 1 to {max(LEVELS)}")
     choose = random.Random(f"{level}/{seed}")
-    count, channels = LEVELS[level]
-    faults = set(HIDDEN)
-    while faults >= HIDDEN:
-        faults = {
-            choose.choice(sorted(CHANNELS[channel])) for channel in sorted(choose.sample(sorted(channels), count))
-        }
-    return {fault: choose.randrange(RANKS) if BLAMED[fault] else None for fault in sorted(faults)}
-
-
-def happen(level: int, seed: int, folder: Path) -> None:
-    """Run the incident, and leave `rank0.log` to `rank2.log` in `folder`.
-
-    Collective: of its own ranks, in processes of their own.
-    """
-    when = random.Random(f"when {level}/{seed}").randrange(STEPS // 2, STEPS - 1)
-    faults, meeting = drawn(level, seed), folder / "meeting"
-    cold = (faults.get("straggler", -1) + random.Random(f"cold {level}/{seed}").choice((1, 2))) % RANKS
-    try:
-        launch(_rank, RANKS, (str(folder), faults, when, cold), init=False, start_method="forkserver", quiet=True,
-               timeout_s=2 * PATIENCE_S, limit_s=120)  # fmt: skip
-    except RankError:
-        pass  # it is in the logs
-    finally:
-        meeting.unlink(missing_ok=True)
-
-
-def _rank(rank: int, world_size: int, folder: str, faults: Faults, when: int, cold: int) -> None:
-    torch.set_num_threads(1)
-    with open(f"{folder}/rank{rank}.log", "w", buffering=1) as log:
-        try:
-            store = dist.FileStore(f"{folder}/meeting", world_size)
-            dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=PATIENCE_S)
-            )
-            _train(rank, world_size, faults, when, rank == cold, log)
-            log.write("done\n")
-        except Exception as error:
-            log.write(f"{type(error).__name__}: {error}\n")
-
-
-def _train(rank: int, world_size: int, faults: Faults, when: int, cold: bool, log) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x_NF, y_N1 = torch.randn(ROWS, 4, generator=generator), torch.randn(ROWS, 1, generator=generator)
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    sampler = DistributedSampler(range(ROWS), world_size, 0 if "same-rows" in faults else rank)
-    step = calls = 0
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(0 if "no-set-epoch" in faults else epoch)
-        order = list(sampler)
-        for start in range(0, len(order), BATCH):
-            rows, began = order[start : start + BATCH], time.perf_counter()
-            if faults.get("one-rank-raises") == rank and step == when:
-                raise ValueError(f"row {rows[0]} has no label")
-            if faults.get("killed") == rank and step == when:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if faults.get("straggler") == rank:
-                time.sleep(SLOW_S)
-            if cold and step == 0:
-                time.sleep(2 * SLOW_S)  # a first step is slow, and not on all ranks alike: caches, kernels, files
-            model.zero_grad()
-            loss = (model(x_NF[rows]) - y_N1[rows]).square().mean()
-            loss.backward()
-            own_s = time.perf_counter() - began
-            skipped = faults.get("skipped-collective") == rank and step == when
-            for parameter in model.parameters():
-                total = parameter.grad.clone()
-                if not skipped:
-                    dist.all_reduce(total)
-                    calls += 1
-                if "not-averaged" not in faults:
-                    parameter.grad = total / world_size
-                with torch.no_grad():
-                    parameter -= 0.1 * parameter.grad
-                    if faults.get("drift") == rank and step == when // 2:
-                        parameter += 0.01
-            checksum = sum(parameter.double().sum().item() for parameter in model.parameters())
-            log.write(f"step {step} epoch {epoch} rows {','.join(map(str, rows))} loss {loss.item():.4f} ")
-            log.write(f"weights {checksum:.6f} own {1e3 * own_s:.1f} ms calls {calls}\n")
-            step += 1
-    dist.barrier()
+    count, channels, _ = LEVELS[level]
+    names = set(HIDDEN)
+    while names >= HIDDEN:
+        names = {choose.choice(sorted(CHANNELS[channel])) for channel in sorted(choose.sample(sorted(channels), count))}
+    faults = {fault: choose.randrange(RANKS) if BLAMED[fault] else None for fault in sorted(names)}
+    cold = (faults.get("straggler", -1) + choose.choice((1, 2))) % RANKS
+    return Incident(faults, choose.randrange(STEPS // 2, STEPS - 1), cold, choose.randrange(2**31))
 
 
 # --- The proof that it can be solved ---------------------------------------------------------------
 
-_LINE = re.compile(r"step (\d+) epoch (\d+) rows ([\d,]+) loss \S+ weights (\S+) own (\S+) ms calls (\d+)")
+_LINE = re.compile(
+    r"step \d+ epoch (\d+) rows (?P<rows>\S+) loss \S+ weights (?P<weights>\S+) own (\S+) ms calls (?P<calls>\d+)"
+)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The logs, by rank: the steps, and the last words, "" where the last line is a step."""
+
+    steps: list[list[re.Match]]
+    last: list[str]
+
+    def differ(self, column: str) -> list[re.Match]:
+        """The first step in which ranks differ in this column, as each rank has it; nothing if they never do."""
+        return next((here for here in zip(*self.steps, strict=False) if len({each[column] for each in here}) > 1), [])
 
 
 def solve(folder: Path) -> Faults:
-    """Return the faults that the logs show; nothing but the logs is looked at."""
-    texts = [(folder / f"rank{rank}.log").read_text() for rank in range(RANKS)]
-    steps = [[_LINE.fullmatch(line) for line in text.splitlines()] for text in texts]
-    steps = [[found for found in of_rank if found] for of_rank in steps]
-    return {**_end(texts, steps), **_rows(steps), **_weights(steps), **_time(steps)}
+    """Return the faults that the logs show; nothing but the logs is looked at.
+
+    Raises:
+        ValueError: they fit more than one answer; says which.
+    """
+    lines = [(folder / f"rank{rank}.log").read_text().splitlines() for rank in range(RANKS)]
+    steps = [[found for line in of_rank if (found := _LINE.fullmatch(line))] for of_rank in lines]
+    last = ["" if not of_rank or _LINE.fullmatch(of_rank[-1]) else of_rank[-1] for of_rank in lines]
+    job = _Job(steps, last)
+    tried = [(name, rank) for name, whose in BLAMED.items() for rank in (range(RANKS) if whose else [None])]
+    fit = [(name, rank) for name, rank in tried if _SHOWS[name](job, rank)]
+    for channel in CHANNELS.values():
+        if len(rivals := [each for each in fit if each[0] in channel]) > 1:
+            raise ValueError(f"the logs fit more than one answer: {rivals}")
+    return dict(fit)
 
 
-def _end(texts: list[str], steps: list[list[re.Match]]) -> Faults:
-    for rank, text in enumerate(texts):
-        if "ValueError" in text:
-            return {"one-rank-raises": rank}
-    for rank, text in enumerate(texts):
-        if text and _LINE.fullmatch(text.splitlines()[-1]):
-            return {"killed": rank}
-    # The one that skipped a call made fewer of them in the same step.
-    for here in zip(*steps, strict=False):
-        calls = [int(found[6]) for found in here]
-        if len(set(calls)) > 1:
-            return {"skipped-collective": calls.index(min(calls))}
-    return {}
+def _skipped(job: _Job, rank: int) -> bool:
+    calls = [int(each["calls"]) for each in job.differ("calls")]
+    return bool(calls) and calls[rank] == min(calls)
 
 
-def _rows(steps: list[list[re.Match]]) -> Faults:
-    orders = [
-        {epoch: [found[3] for found in of_rank if int(found[2]) == epoch] for epoch in (0, 1)} for of_rank in steps
-    ]
-    if orders[0][0] == orders[1][0]:
-        return {"same-rows": None}
-    shared = min(len(orders[0][0]), len(orders[0][1]))
-    return {"no-set-epoch": None} if orders[0][0][:shared] == orders[0][1][:shared] else {}
+def _repeated(job: _Job, _: None) -> bool:
+    orders = [[[each["rows"] for each in of_rank if each[1] == epoch] for epoch in "01"] for of_rank in job.steps]
+    return all(again and again == first[: len(again)] for first, again in orders)
 
 
-def _weights(steps: list[list[re.Match]]) -> Faults:
-    for here in zip(*steps, strict=False):
-        if len({int(found[6]) for found in here}) > 1:
-            return {}  # what follows a skipped call follows from it
-        sums = [found[4] for found in here]
-        if len(set(sums)) == RANKS:
-            return {"not-averaged": None}
-        if len(set(sums)) == 2:
-            return {"drift": next(rank for rank, each in enumerate(sums) if sums.count(each) == 1)}
-    return {}
+def _parted(job: _Job, rank: int | None) -> bool:
+    """Whether weights differ, those of one rank, or with a rank of None all, and not because a call was skipped."""
+    here = job.differ("weights")
+    alone = [r for r, each in enumerate(here) if [other["weights"] for other in here].count(each["weights"]) == 1]
+    return alone == (list(range(RANKS)) if rank is None else [rank]) and len({each["calls"] for each in here}) == 1
 
 
-def _time(steps: list[list[re.Match]]) -> Faults:
-    own = [median(float(found[5]) for found in of_rank) for of_rank in steps]
-    slowest = own.index(max(own))
-    others = [each for rank, each in enumerate(own) if rank != slowest]
-    return {"straggler": slowest} if own[slowest] >= 1e3 * SLOW_S and own[slowest] > 3 * max(others) else {}
+def _slow(job: _Job, rank: int) -> bool:
+    own = [median(float(each[4]) for each in of_rank) for of_rank in job.steps]
+    slowest = own.pop(rank)
+    return slowest > NOISE_MS and slowest > 3 * max(own)
+
+
+# Fault -> whether the logs can be those of a job that had it, on this rank.
+_SHOWS: dict[str, Callable[[_Job, int | None], bool]] = {
+    "one-rank-raises": lambda job, rank: job.last[rank].startswith("ValueError"),
+    "killed": lambda job, rank: not job.last[rank],
+    "skipped-collective": _skipped,
+    "same-rows": lambda job, _: not job.differ("rows"),
+    "missing-set-epoch": _repeated,
+    "drift": _parted,
+    "not-averaged": _parted,
+    "straggler": _slow,
+}

@@ -41,6 +41,7 @@ _WATCHDOG = re.compile(
 _COUNTS = re.compile(r"[Rr]ank (?P<rank>\d+)\b.{0,200}?last enqueued (?:NCCL )?work: (?P<last>-?\d+)", re.S)
 _CAME_NOT = re.compile(r"Ranks? (\d+)(?:, \d+)* failed to pass monitoredBarrier|ranks? (\d+)[\d, and]* never entered")
 _ROOT = re.compile(r"Root Cause \(first observed failure\):(?:.|\n)*?rank\s*: (\d+)(?:.|\n)*?exitcode\s*: (-?\d+)")
+_LOST = r"Connection (?:closed|reset) by peer"
 _SIGNALS = {"-9": "killed", "-6": "aborted", "-7": "bus-error", "-11": "crashed", "-15": "terminated"}
 
 
@@ -129,6 +130,7 @@ def judged(logs: list[Log], dumps: dict[int | None, flight.Dump]) -> Reading:
         or _course_report(logs)
         or _laggard(logs, flight.behind(dumps))
         or _died(logs)
+        or _lost_peer(logs)
         or Reading(None, evidence=f"{len(logs)} files, and none of the words that jobs die with")
     )
 
@@ -260,7 +262,7 @@ def _laggard(logs: list[Log], behind: flight.Behind | None) -> Reading | None:
             if re.search(r"Timed out waiting \w+ for|timed? ?out", line, re.I)
         ]
         if timed_out:
-            return _silent_rank(logs, *timed_out[0], cure)
+            return _silent_rank(logs, *timed_out[0], "hang", cure)
         return None
     seq, op = min(waits.values())
     fewest = min(counts, key=counts.get) if counts else None
@@ -282,20 +284,30 @@ def _laggard(logs: list[Log], behind: flight.Behind | None) -> Reading | None:
     return Reading("hang", rank, evidence, cure, f"{op} #{seq}")
 
 
-def _silent_rank(logs: list[Log], log: Log, number: int, cure: str) -> Reading:
-    """Of ranks with a log each, the one that does not speak of a time-out, if it is one."""
+def _silent_rank(logs: list[Log], log: Log, number: int, cause: str, cure: str) -> Reading:
+    """Of ranks with a log each, the one that does not speak of a time-out or a lost peer, if it is one."""
     speak = {
         rank
         for each in logs
         for rank, line in zip(each.ranks, each.lines, strict=True)
-        if re.search(r"Timed out|timeout", line)
+        if re.search(rf"Timed out|timeout|{_LOST}", line)
     }
     known = {rank for each in logs for rank in {*each.ranks, each.rank} if rank is not None}
     silent = sorted(known - speak)
     operation = re.search(r"(\w+) operation", log.lines[number])
     return Reading(
-        "hang", silent[0] if len(silent) == 1 else None, _place(log, number), cure, operation[1] if operation else ""
+        cause, silent[0] if len(silent) == 1 else None, _place(log, number), cure, operation[1] if operation else ""
     )
+
+
+def _lost_peer(logs: list[Log]) -> Reading | None:
+    """Where all that is left is that a peer is gone."""
+    cure = (
+        "the peer named there died or closed first; the rank with no last word is the first suspect: look for SIGKILL, "
+        "in dmesg and the launcher's log"
+    )
+    found = [(log, number) for log in logs for number, line in enumerate(log.lines) if re.search(_LOST, line)]
+    return _silent_rank(logs, *found[0], "connection-closed", cure) if found else None
 
 
 def _died(logs: list[Log]) -> Reading | None:

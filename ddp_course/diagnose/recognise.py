@@ -109,7 +109,7 @@ HINTS = (
     ),
     (
         r"Connection closed by peer.*|Connection reset by peer.*",
-        "a peer is gone; look for the rank that failed first",
+        "the peer named there died or closed first; the rank with no last word in its log is the first suspect",
     ),
 )
 

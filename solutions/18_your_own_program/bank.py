@@ -182,7 +182,7 @@ columns by position, means without the first step
         if rows(0, 0) == rows(2, 0):
             answer["same-rows"] = None
         if "same-rows" not in answer and rows(1, 0) == rows(1, 2):
-            answer["no-set-epoch"] = None
+            answer["missing-set-epoch"] = None
         last = [of_rank[-1][9] for of_rank in table]
         odd = [rank for rank in range(3) if last.count(last[rank]) == 1]
         if odd:
@@ -241,7 +241,7 @@ the slowest step of each rank decides, which is the first one | time whole | str
         if orders[0]["0"] == orders[1]["0"]:
             faults["same-rows"] = None
         elif orders[0]["0"] == orders[0]["1"]:
-            faults["no-set-epoch"] = None
+            faults["missing-set-epoch"] = None
         for here in zip(*steps):
             sums = [s[3] for s in here]
             if len(set(sums)) == 3:

@@ -97,7 +97,7 @@ def test_what_a_terminal_cannot_show_is_named(monkeypatch):
     monkeypatch.setattr(sys, "stdout", shown)
     cli.main(["drill", "--level", "1", "--answer", "drift:1"])
     shown.seek(0)
-    assert shown.readline() in ("\\N{BALLOT X} drift, rank 1\n", "\\N{CHECK MARK} drift, rank 1\n")
+    assert shown.readline().startswith("\\N{BALLOT X} drift, rank 1: ")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """An incident of each level is made, and solved from its logs alone; answers are judged for fault and rank."""
 
-import re
-
 import pytest
 
 from ddp_course.commands import drill as command
-from ddp_course.diagnose.drill import CHANNELS, LEVELS, drawn, happen, solve
+from ddp_course.diagnose.drill import CHANNELS, LEVELS, drawn, solve
+from ddp_course.diagnose.drill_job import happen
+from ddp_course.diagnose.logs import read
 
 
 @pytest.mark.slow
@@ -14,43 +14,102 @@ from ddp_course.diagnose.drill import CHANNELS, LEVELS, drawn, happen, solve
 def test_the_logs_of_an_incident_tell_its_faults_and_no_others(level, tmp_path, nothing_left):
     happen(level, 100, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.log", "rank1.log", "rank2.log"]
-    assert solve(tmp_path) == drawn(level, 100)
+    assert solve(tmp_path) == drawn(level, 100).faults
 
 
 def test_faults_come_from_the_levels_channels_one_from_each_and_all_come():
     came = set()
-    for level, (count, channels) in LEVELS.items():
+    for level, (count, channels, _) in LEVELS.items():
         for seed in range(60):
-            faults = drawn(level, seed)
+            faults = drawn(level, seed).faults
             used = [channel for channel, names in CHANNELS.items() if faults.keys() & names]
             assert len(faults) == count == len(used) and set(used) <= set(channels)
             came |= faults.keys()
             assert not faults.keys() >= {"same-rows", "not-averaged"}, "the first hides the second"
-    assert came == {name for names in CHANNELS.values() for name in names}
-    assert drawn(10, 3) == drawn(10, 3) and any(drawn(10, seed) != drawn(10, 3) for seed in range(9))
-
-
-def test_an_answer_is_judged_whole(capsys):
-    seed = next(seed for seed in range(50) if "drift" in drawn(3, seed))
-    rank = drawn(3, seed)["drift"]
-    call = ["--level", "3", "--seed", str(seed)]
-    assert command.main([*call, "--answer", f"drift:{(rank + 1) % 3}"]) == 1
-    assert command.main([*call, "--answer", f"drift:{rank}", "--answer", "same-rows"]) == 1
-    assert command.main([*call, "--answer", f"drift:{rank}"]) == 0
-    assert command.main([*call, "--answer", f"drift:{rank}", "--hint"]) == 0
-    assert re.findall(r"solved: .*", capsys.readouterr().out) == ["solved: 5 of 5 points", "solved: 4 of 5 points"]
-    assert command.main([*call, "--hint"]) == 1 and "same weights" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("word", ["nonsense", "drift", "drift:9", "same-rows:1", "drift:x"])
-def test_an_answer_that_cannot_be_is_explained(word, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main(["--answer", word])
-    assert ended.value.code == 2 and ("write" in capsys.readouterr().err or word == "nonsense")
+        assert len({drawn(level, seed).world for seed in range(20)}) == 20, "other rows and weights for each seed"
+    assert came == {name for names in CHANNELS.values() for name in names} == set(command.TITLES)
+    assert drawn(10, 3) == drawn(10, 3)
 
 
 @pytest.mark.slow
-def test_the_command_makes_the_incident_and_asks(tmp_path, capsys):
-    assert command.main(["--level", "2", "--into", str(tmp_path / "logs")]) == 1
+@pytest.mark.timeout(100)
+def test_a_killed_rank_alone_is_silent_and_two_silent_ranks_are_refused(tmp_path, capsys):
+    assert drawn(1, 3).faults == {"killed": 0}
+    assert command.main(["--level", "1", "--seed", "3", "--into", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "It had 1 fault. Which" in said and "same-rows" in said and (tmp_path / "logs" / "rank2.log").exists()
+    assert "ddp-course drill --level 1 --seed 3 --answer FAULT" in said and "  own  " in said and "had 1 fault." in said
+    assert (tmp_path / "README.txt").read_text() in said
+    found = read([tmp_path])
+    assert (found.cause, found.rank) == ("connection-closed", 0) and "first suspect" in found.cure
+    with pytest.raises(SystemExit):  # nothing in the folder is overwritten
+        command.main(["--into", str(tmp_path)])
+    log = tmp_path / "rank1.log"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match=r"more than one answer: \[\('killed', 0\), \('killed', 1\)\]"):
+        solve(tmp_path)
+
+
+@pytest.fixture
+def drift():
+    """The arguments of an incident with a drift alone, and the rank that drifts."""
+    seed = next(seed for seed in range(50) if "drift" in drawn(3, seed).faults)
+    return ["--level", "3", "--seed", str(seed)], drawn(3, seed).faults["drift"]
+
+
+def test_an_answer_is_judged_for_fault_and_rank(drift, capsys):
+    call, rank = drift
+    other = (rank + 1) % 3
+    for words, status, said in (
+        ([f"drift:{rank}"], 0, "solved: 5 of 5"),
+        ([f"drift:{rank}", "--hint", "--hint"], 0, "solved: 4 of 5"),  # there is but one hint
+        ([f"drift:{other}"], 1, "the fault is right, the rank is not\nnot yet: 0 of 5"),
+        ([f"killed:{rank}"], 1, "the rank is right, the fault is not"),
+        ([f"killed:{other}"], 1, "neither fault nor rank is right"),
+        ([f"drift:{rank}", "--answer", "same-rows"], 1, "same-rows: not in this incident\nnot yet: 0 of 5"),
+    ):
+        assert command.main([*call, "--answer", *words]) == status
+        assert said in capsys.readouterr().out
+
+
+def test_each_missing_wrong_or_surplus_fault_costs_the_same():
+    true = {"drift": 1, "same-rows": None, "straggler": 2}
+    for said, points in (
+        (true, 15),
+        ({"drift": 1, "straggler": 2}, 10),
+        (true | {"drift": 0}, 10),
+        (true | {"killed": 0}, 10),
+        (dict.fromkeys(command.TITLES, 1) | true, 0),
+    ):
+        assert command.points(said, true, 0) == points
+
+
+def test_a_hint_names_its_cost(drift, capsys):
+    assert command.main([*drift[0], "--hint", "--hint"]) == 0
+    said = capsys.readouterr().out
+    assert "same weights" in said and said.count("--hint") == 1 and "a point" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "no fault is called"),
+        (["drift"], "drift:RANK, with a rank from 0 to 2"),
+        (["drift:9"], "drift:RANK, with a rank from 0 to 2"),
+        (["drift:x"], "drift:RANK, with a rank from 0 to 2"),
+        (["same-rows:1"], "same-rows alone"),
+        (["drift:0", "--answer", "drift:1", "--answer", "drift:2"], "drift comes twice"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_explained(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--answer", *words])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_folder_that_is_taken_stays_as_it_is(tmp_path, capsys):
+    (tmp_path / "rank0.log").write_text("mine")
+    for into in (tmp_path, tmp_path / "rank0.log", tmp_path / "rank0.log" / "below"):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["--into", str(into)])
+        assert ended.value.code == 2 and str(into) in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

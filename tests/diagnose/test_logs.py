@@ -63,6 +63,18 @@ JOBS = {
         },
         ("hang", 1),
     ),
+    "only lost peers, one is silent": (
+        {
+            "rank0.log": "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:10669. GLHF!\n",
+            "rank1.log": "step 6\n",
+            "rank2.log": "RuntimeError: [pair.cc:545] Read error [127.0.0.1]:9601: Connection reset by peer.\n",
+        },
+        ("connection-closed", 1),
+    ),
+    "a lost peer, two are silent": (
+        {"rank0.log": "RuntimeError: Connection closed by peer [10.0.0.2]:4711\n", "rank1.log": "", "rank2.log": ""},
+        ("connection-closed", None),
+    ),
     "a good end": ({"a.log": "epoch 0: loss 0.5\nepoch 1: loss 0.4\ndone\n"}, (None, None)),
     "nothing": ({"a.log": ""}, (None, None)),
     "warnings": ({"a.log": "UserWarning: lr_scheduler.step() before optimizer.step()\n"}, (None, None)),

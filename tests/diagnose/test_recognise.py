@@ -134,7 +134,7 @@ def test_a_log_of_torchruns_with_its_words_before_each_line():
         ("gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 2000ms for recv operation", "--hang-report"),
         ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=35)", "--hang-report"),
         ("DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/2", "never signed in"),
-        ("RuntimeError: gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048", "failed first"),
+        ("RuntimeError: gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048", "no last word"),
     ],
 )
 def test_what_names_nobody_is_not_guessed(text, word):

@@ -1,6 +1,6 @@
 """The exercises of lesson 12: reading what ranks say, fixing a validation, uneven inputs, recorded collectives.
 
-Read next: `last_words.py`, where the failures come from.
+Read next: `reading.py`.
 """
 
 from judges.failure_lab.reading import READING

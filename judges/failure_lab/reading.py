@@ -10,10 +10,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from ddp_course.diagnose.last_words import PROGRAMS, Case, provoke
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary.expect import exercise
 from ddp_course.grading.vocabulary.play import Round, Seen
-from judges.failure_lab.last_words import PROGRAMS, Case, provoke
 
 RUNTIME = "RuntimeError('sample {} has no label')"  # the type of most that torch raises
 INSIDE = "dist.all_reduce('sample {}')"  # raised by torch, whose lines are in the traceback, but no echo

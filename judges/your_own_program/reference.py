@@ -1,6 +1,6 @@
 """What does one process get, and what would it get with one of the usual mistakes?
 
-The same training as `given.py`'s, on whole batches, with knobs to turn; nothing of a learner's is used.
+The same training as `ONE_DEVICE`'s, on whole batches, with knobs to turn; nothing of a learner's is used.
 Read next: `convert.py`.
 """
 

@@ -3,14 +3,14 @@
 Most wrong answers are edits of the notebook's solution. `tests/grading/test_banks.py` runs all of this.
 """
 
-from judges.your_own_program.given import BROKEN, ONE_DEVICE
+from ddp_course.rehearsal.exercise_programs import BROKEN, ONE_DEVICE
 from tests.grading.bank import right, wrong
 from tests.grading.submissions import solutions
 
 IMPORTS = """
 import re
 from statistics import mean, median
-from judges.your_own_program.given import BROKEN, ONE_DEVICE
+from ddp_course.rehearsal.exercise_programs import BROKEN, ONE_DEVICE
 """
 
 CONVERT, REPAIR, INCIDENT = solutions("18").values()

@@ -1,6 +1,7 @@
 """exercises/ is what solutions/ generates, byte for byte, and a learner's answers are not overwritten."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -118,3 +119,10 @@ def test_importing_the_grading_loads_neither_nbgrader_nor_a_notebook_client():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_no_exercise_uses_what_a_box_hides():
+    hidden = re.compile(r"^\s*(from|import) (judges|solutions|tests|benchmarks)\b", re.MULTILINE)
+    for lesson in LESSONS:
+        cells = nbformat.read(released(lesson), as_version=4).cells
+        assert not [found[0] for cell in cells if (found := hidden.search(cell.source))], LESSONS[lesson]

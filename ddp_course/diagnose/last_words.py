@@ -6,7 +6,7 @@ processes is enough for several failures.
 
 Left out on purpose: mistakes after which torch ends the process, such as unequal tensors without the checks of
 `TORCH_DISTRIBUTED_DEBUG=DETAIL`.
-Read next: `reading.py`, the exercise that has these texts read.
+Read next: `recognise.py`, which knows such texts.
 """
 
 from __future__ import annotations

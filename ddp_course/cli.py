@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -54,12 +55,17 @@ def main(argv: list[str] | None = None) -> int:
     any_locale()
     command = parser.parse_args(argv[:1]).command  # the rest is the command's own
     try:
-        return import_module(f"ddp_course.commands.{command}").main(argv[1:])
+        status = import_module(f"ddp_course.commands.{command}").main(argv[1:])
+        sys.stdout.flush()
+        return status
     except ModuleNotFoundError as error:
         if str(error.name).startswith("ddp_course"):
             raise  # a mistake of ours, not a missing package
         print(f"ddp-course {command} needs {error.name}, which is not installed; run `make env`", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # who reads, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python would still write at its end
+        return 141
     except KeyboardInterrupt:
         return 130
 

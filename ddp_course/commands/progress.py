@@ -28,8 +28,9 @@ def main(argv: list[str]) -> int:
             raise RuntimeError(f"{progress.VARIABLE} is set and empty, so no notes are kept")
         if args.forget:
             path.unlink(missing_ok=True)
-        print(json.dumps(progress.as_json(path)) if args.json else progress.shown(path))
+        said = json.dumps(progress.as_json(path)) if args.json else progress.shown(path)
     except (OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2
+    print(said)
     return 0

@@ -1,6 +1,7 @@
 """What the commands say, and the exit status they end with."""
 
 import io
+import os
 import runpy
 import shlex
 import subprocess
@@ -69,6 +70,15 @@ def test_the_version_is_that_of_the_package(capsys):
 
 def test_ctrl_c_ends_with_130(monkeypatch):
     assert give(monkeypatch, KeyboardInterrupt()) == 130
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ddp_course.cli", "completion", "bash"]
+    told = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (told.returncode, told.stderr) == (141, "")
 
 
 def test_options_after_the_command_are_the_commands_own(capsys):

@@ -11,6 +11,7 @@ Read next: `data/`, what each rank trains on; `parallel/naive.py`, where gradien
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -126,7 +127,8 @@ def ring_reduce_scatter(chunks: Sequence[torch.Tensor], group: dist.ProcessGroup
     inbox = torch.empty_like(max(chunks, key=torch.numel))
     sent = 0
     for step in range(1, world_size):
-        outgoing, growing = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
+        outgoing = chunks[(rank - step) % world_size]
+        growing = chunks[(rank - step - 1) % world_size]
         arrived = inbox[: growing.numel()]
         sent += _pass_on(outgoing, arrived, rank, world_size, group)
         growing += arrived
@@ -200,8 +202,9 @@ def exchange(outgoing: Sequence[Message], incoming: Sequence[Message], group: di
     Collective: one isend or irecv per tensor that is not empty, matched by the peer's. NCCL wants every rank in the
         first batch of a group's life; a group that has passed a barrier has no such need.
     """
-    sends = [dist.P2POp(dist.isend, t, group=group, group_peer=peer) for t, peer in outgoing if t.numel()]
-    receives = [dist.P2POp(dist.irecv, t, group=group, group_peer=peer) for t, peer in incoming if t.numel()]
+    message = partial(dist.P2POp, group=group)
+    sends = [message(dist.isend, t, group_peer=peer) for t, peer in outgoing if t.numel()]
+    receives = [message(dist.irecv, t, group_peer=peer) for t, peer in incoming if t.numel()]
     if sends or receives:
         for work in dist.batch_isend_irecv(sends + receives):
             work.wait()

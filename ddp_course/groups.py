@@ -109,7 +109,7 @@ def _nccl_shares_gpus() -> bool:
 
 
 def choose_device(local_rank: int, backend: str) -> torch.device:
-    """Return the device of a rank: under NCCL the GPU with the number of its local rank, else the CPU."""
+    """Return a rank's device: under NCCL the GPU with its local rank's number, else the CPU."""
     if backend != "nccl":
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -173,12 +173,15 @@ def leave_group() -> None:
 
 @contextmanager
 def process_group(
-    rendezvous: str = "env", address: str | None = None, backend: str | None = None, timeout_s: float = 60.0
+    rendezvous: str = "env",
+    address: str | None = None,
+    backend: str | None = None,
+    timeout_s: float = 60.0,
 ) -> Iterator[Place]:
     """Join on entry and leave on a good exit: the frame of a program that torchrun starts.
 
-    Collective: see `join_group` and `leave_group`. An exception leaves at once, without any collective:
-    peers may be waiting elsewhere, and a barrier here would hide the real error.
+    Collective: see `join_group` and `leave_group`. An exception leaves at once, without any
+    collective: peers may be waiting elsewhere, and a barrier here would hide the real error.
     """
     place = read_place(backend=backend)
     join_group(place, rendezvous, address, timeout_s)

@@ -20,14 +20,13 @@ from pathlib import Path
 from ddp_course.groups import usable_cores
 from ddp_course.launcher import RankError
 from ddp_course.scaling.collective_cost import COLLECTIVES, SIZES, CollectiveCost, measure_collectives
-from ddp_course.scaling.efficiency import MODES, Scaling
+from ddp_course.scaling.efficiency import MODES, WIDTH, Scaling
 from ddp_course.scaling.link import LINKS
 from ddp_course.scaling.measure import REPLICAS, Workload, measure_scaling
 from ddp_course.train.config import MODELS
 
 BUSY = 0.25  # load per core above which the figures are marked
 QUICK_SIZES = SIZES[::2]
-WIDTH = 100  # of sentences; the table is wider
 
 
 def main(argv: list[str]) -> int:

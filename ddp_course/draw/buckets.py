@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import chart, legend, name_axes
-from ddp_course.draw.shapes import arrow, canvas, label
+from ddp_course.draw.shapes import arrow, canvas, finding, label
 from ddp_course.draw.style import INK, LABEL, LINE, MUTED, PAPER, SMALL, rank_colour, tint
 
 ROW = 0.5
@@ -49,12 +49,17 @@ def bucket_plan(buckets: Sequence[HasGradients]) -> Figure:
     for row, (bucket, size) in enumerate(zip(buckets, sizes, strict=True)):
         y = height - 0.45 - ROW * (row + 1) + 0.06
         label(ax, 0.5, y + 0.19, f"bucket {row}", bold=True, align="left")
-        count = len(bucket.names)
-        carries = f"{size_text(size)} in {count} gradient{'s' * (count > 1)}"
+        carries = f"{size_text(size)} in {_counted(len(bucket.names), 'gradient')}"
         end = _pieces(ax, bucket, y, BAR / max(sizes))
         label(ax, end + 0.12, y + 0.27, carries, align="left", size=SMALL)
         label(ax, end + 0.12, y + 0.09, _between(bucket.names), align="left", size=SMALL - 1, ink=MUTED)
+    gradients = _counted(sum(len(bucket.names) for bucket in buckets), "gradient")
+    finding(ax, f"{gradients} in {_counted(len(buckets), 'message')}: what is ready first leaves first")
     return figure
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number > 1)}"
 
 
 def _pieces(ax: Axes, bucket: HasGradients, y: float, inches_per_byte: float) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from ddp_course.draw.charts import chart, legend
@@ -43,12 +44,14 @@ def beside(ax: Axes, y: float, text: str, bold: bool = False) -> None:
     label(ax, -0.01, y, text, size=SMALL, bold=bold, align="right").set_transform(ax.get_yaxis_transform())
 
 
-def shade(lane: str) -> Patch:
-    """What a shade of the model's work means, in the first rank's colour."""
-    return Patch(facecolor=tint(rank_colour(0), STRENGTH[lane]), label=lane)
+def shade(lane: str, rank: int = 0) -> Patch:
+    """What a shade of the model's work means, in a rank's colour."""
+    return Patch(facecolor=tint(rank_colour(rank), STRENGTH[lane]), label=lane)
 
 
-def legend_below(ax: Axes, handles: Sequence[Artist], centre: float, inches: float) -> None:
-    """One line below the axis' own name; `inches` is the height of the axes."""
-    look = {"handlelength": 1.4, "columnspacing": 1.2, "ncols": max(1, len(handles))}
+def legend_below(ax: Axes, handles: Sequence[Artist | tuple[Artist, ...]], centre: float, inches: float) -> None:
+    """One line below the axis' own name; a tuple is one entry. `inches` is the height of the axes."""
+    labels = [(each[0] if isinstance(each, tuple) else each).get_label() for each in handles]
+    look = {"handlelength": 1.4, "columnspacing": 1.2, "ncols": max(1, len(handles)), "labels": labels}
+    look["handler_map"] = {tuple: HandlerTuple(ndivide=None, pad=0)}
     legend(ax, size=SMALL - 1, handles=handles, loc="upper center", bbox_to_anchor=(centre, -0.42 / inches), **look)

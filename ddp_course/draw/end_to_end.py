@@ -47,7 +47,7 @@ def changed_images(rows: Mapping[str, Sequence[np.ndarray]], names: Sequence[str
             ax.imshow(image, cmap="gray_r", extent=extent, aspect="auto", interpolation="nearest", vmin=0, vmax=1)
             ax.add_patch(Rectangle((x - side / 2, base + 0.08), side, side, fill=False, edgecolor=MUTED, linewidth=0.6))
     ax.set(xlim=(0, WIDTH), ylim=(0, height))  # imshow moved them
-    finding(ax, "The same images in every row, each time changed differently")
+    finding(ax, "Each epoch moves an image differently, or not at all; mirrored, a 3 is no 3")
     return figure
 
 
@@ -100,13 +100,18 @@ def learning_curves(runs: Mapping[str, tuple[Sequence[float], Sequence[float]]])
     return figure
 
 
-def class_accuracies(shares: Mapping[str, float], overall: float) -> Figure:
-    """How much of each class's test images is wrong, and of all; given are the shares (0 to 1) that are right."""
+def class_accuracies(shares: Mapping[str, float], overall: float, one: str = "class") -> Figure:
+    """How much of each class's test images is wrong, and of all; given are the shares (0 to 1) that are right.
+
+    `one` is what a class is called.
+    """
     figure, ax = chart(2.9)
     wrong = {name: 100 * (1 - share) for name, share in shares.items()}
     ax.bar(list(wrong), list(wrong.values()), color=rank_colour(0), width=0.65)
-    ax.axhline(100 * (1 - overall), color=INK, linewidth=1.4, linestyle="--", label=f"all classes: {1 - overall:.1%}")
+    level = 100 * (1 - overall)
+    ax.axhline(level, color=INK, linewidth=1.4, linestyle="--")
+    beside = label(ax, 1.01, level, f"all: {1 - overall:.1%}", size=SMALL, align="left")
+    beside.set_transform(ax.get_yaxis_transform())
     ax.set_ylim(0, max(1.0, 1.15 * max(wrong.values())))
-    name_axes(ax, "class", "wrong test images, %")
-    legend(figure, loc="outside upper right")
+    name_axes(ax, one, "wrong test images, %")
     return figure

@@ -78,6 +78,7 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
     tail = "on every rank" if agrees else f"but the ranks received {mean:.6g}"
     text = f"{all_sums:.6g} / {all_counts} = {all_sums / all_counts:.6g}, {tail}"
     box(ax, left, 0.1, wide, 0.42, text, bold=agrees, ink=INK if agrees else ALARM)
+    finding(ax, "Sums and counts are added up; one division, at the end")
     return figure
 
 

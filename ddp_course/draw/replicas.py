@@ -67,7 +67,7 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = CON
 def drift(apart: Mapping[str, Sequence[float]], off: Mapping[str, Sequence[float]]) -> Figure:
     """How far the replicas are from each other, and from one process on the whole batch, after every step.
 
-    The axes are logarithmic; what is exactly 0 lies on the lowest line.
+    The axes are logarithmic, and their lowest line is an exact 0.
 
     Args:
         apart, off: by run, the largest difference of two ranks, and of rank 0 and the one process, after each step.
@@ -78,9 +78,8 @@ def drift(apart: Mapping[str, Sequence[float]], off: Mapping[str, Sequence[float
     floor = min(positive, default=1.0) / 100
     for ax, curves, title in ((left, apart, "from each other"), (right, off, "from one process")):
         for number, (run, curve) in enumerate(curves.items()):
-            shown = [max(value, floor) for value in curve]
             colour, style = RANK_COLOURS[number % len(RANK_COLOURS)], STYLES[number % len(STYLES)]
-            ax.plot(range(1, len(curve) + 1), shown, color=colour, linestyle=style, linewidth=2.0, label=run)
+            ax.plot(range(1, len(curve) + 1), curve, color=colour, linestyle=style, linewidth=2.0, label=run)
         _difference_axes(ax, title, floor)
     name_axes(left, up="largest difference of a weight")
     handles, _ = left.get_legend_handles_labels()
@@ -89,10 +88,10 @@ def drift(apart: Mapping[str, Sequence[float]], off: Mapping[str, Sequence[float
 
 
 def _difference_axes(ax: Axes, title: str, floor: float) -> None:
-    ax.set_yscale("log")
-    ax.set_ylim(floor / 10, None)
+    ax.set_yscale("symlog", linthresh=floor)  # logarithmic, but it has a 0
+    ax.set_ylim(-floor, None)
     ticks = [exponent for exponent in range(-16, 3, 4) if 10.0**exponent > floor]
-    ax.set_yticks([floor, *(10.0**exponent for exponent in ticks)], ["0", *(f"1e{exponent}" for exponent in ticks)])
+    ax.set_yticks([0, *(10.0**exponent for exponent in ticks)], ["0", *(f"1e{exponent}" for exponent in ticks)])
     ax.minorticks_off()
     ax.set_title(title, color=INK, fontsize=HEADING)
     name_axes(ax, "step")

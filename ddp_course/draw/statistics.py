@@ -53,7 +53,7 @@ def backward_sums(counts: Sequence[int], local: Sequence[Sequence[float]], whole
 
 
 def _lines(names: Sequence[str], values: Sequence[float]) -> str:
-    return "\n".join(f"{name} {number(float(value))}" for name, value in zip(names, values, strict=True))
+    return "\n".join(f"{name}: {number(float(value))}" for name, value in zip(names, values, strict=True))
 
 
 def _one_result(title: str, columns: Sequence[str], kept: Sequence[str], sent: Sequence[str], result: str) -> Figure:

@@ -51,7 +51,7 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
         top += len(rows) + 1.5
     ax.set(xlim=(0, right * 1.01), ylim=(top - 0.4, -0.2), yticks=[], title=title)
     ax.title.set(fontsize=LABEL, color=INK)
-    _legend(ax, inches, {span.lane for spans in ranks for span in spans})
+    _legend(ax, inches, {span.lane for spans in ranks for span in spans}, len(ranks))
     return figure
 
 
@@ -81,22 +81,30 @@ def _block(
         bar(ax, span, top, BAR, linewidth=0.9, **_look(span, rank))
     talk = sorted((s for row in rows for s in row), key=lambda s: s.start_s)
     numbers = {id(s): n for n, s in enumerate(s for s in talk if s.lane == "all-reduce")}
+    ready = max((s.end_s * 1000 for s in spans if s.lane == "backward"), default=None)
     right = 0.0
     for place, row in enumerate(rows):
         for span in row:
             bar(ax, span, top + 1 + place, BAR, linewidth=0.9, facecolor=tint(SHARED, 0.55), edgecolor=SHARED)
-            note = _note(numbers.get(id(span), 0), span)
             if ms_per_letter:
-                end = span.end_s * 1000 + ms_per_letter
-                placed = label(ax, end, top + 1.5 + place, note, size=SMALL - 1, align="left")
-                placed.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})  # above the dashed line
-                right = max(right, end + ms_per_letter * len(note))
+                note = _note(numbers.get(id(span), 0), span)
+                x, align = _beside_bar(span, ms_per_letter, len(note), ready)
+                placed = label(ax, x, top + 1.5 + place, note, size=SMALL - 1, align=align)
+                placed.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})  # above the grid
+                right = max(right, x + ms_per_letter * len(note) * (align == "left"))
     if rows:
         beside(ax, top + 1.5, "all-reduce" if len(talk) == 1 else f"{len(talk)} all-reduces")
-    ready = max((s.end_s * 1000 for s in spans if s.lane == "backward"), default=None)
     if ready is not None:
         ax.plot([ready, ready], [top, top + 1 + len(rows)], color=INK, linewidth=1.1, linestyle="--", zorder=4)
     return right
+
+
+def _beside_bar(span: Span, ms_per_letter: float, letters: int, ready: float | None) -> tuple[float, str]:
+    """Where a bar's label stands: to its right, or to its left where it would meet the dashed line on the right."""
+    start, end = 1000 * span.start_s - ms_per_letter, 1000 * span.end_s + ms_per_letter
+    width = ms_per_letter * letters
+    meets = ready is not None and 1000 * span.end_s <= ready <= end + width
+    return (start, "right") if meets and start >= width else (end, "left")
 
 
 def _look(span: Span, rank: int) -> dict:
@@ -105,9 +113,9 @@ def _look(span: Span, rank: int) -> dict:
     return {"facecolor": tint(rank_colour(rank), STRENGTH[span.lane]), "edgecolor": "none"}
 
 
-def _legend(ax: Axes, inches: float, lanes: set[str]) -> None:
+def _legend(ax: Axes, inches: float, lanes: set[str], world_size: int) -> None:
     """Only what the picture has."""
-    marks = {lane: shade(lane) for lane in STRENGTH}
+    marks: dict = {lane: tuple(shade(lane, rank) for rank in range(world_size)) for lane in STRENGTH}
     marks["waiting"] = Patch(facecolor=PAPER, edgecolor=LINE, linestyle=":", label="waits")
     marks["all-reduce"] = Patch(facecolor=tint(SHARED, 0.55), edgecolor=SHARED, label="all-reduce")
     handles = [mark for lane, mark in marks.items() if lane in lanes]

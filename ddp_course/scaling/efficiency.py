@@ -11,6 +11,7 @@ Read next: `measure.py`; or `draw/scaling.py`, the pictures.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 
 from ddp_course.scaling.intervals import Interval, ratio_interval
@@ -18,6 +19,7 @@ from ddp_course.scaling.intervals import Interval, ratio_interval
 DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER = "data", "forward", "backward", "exposed communication", "optimizer"
 PARTS = (DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER)
 MODES = ("weak", "strong")
+WIDTH = 100  # letters of a line
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,13 @@ class Scaling:
 
     def table(self) -> str:
         """One line for each number of ranks."""
-        head = ["ranks", "rows/s", "efficiency (95 %)", "step", *(part.split()[0] for part in PARTS)]
+        head = ["ranks", "rows/s (95 %)", "efficiency (95 %)", "step", *(part.split()[0] for part in PARTS)]
         lines = [head]
         for world_size in self.world_sizes:
             rate, part = self.throughput(world_size), self.efficiency(world_size)
             bounds = "1 by definition" if world_size == self.base else f"{_percent(part)}"
             split = [f"{1e3 * seconds:.2f}" for seconds in self.split(world_size).values()]
-            rates = f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
+            rates = f"{rate.value:,.0f} ± {100 * (rate.high / rate.value - 1):.1f} %"
             lines.append([str(world_size), rates, bounds, f"{1e3 * self.step_s(world_size):.2f}", *split])
         widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
         shown = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
@@ -111,7 +113,7 @@ class Scaling:
         rounds = len(self.samples[self.base])
         return "\n".join(
             [
-                f"{top}; {rounds} rounds, times of a step in ms",
+                textwrap.fill(f"{top}; {rounds} rounds, times of a step in ms", WIDTH),
                 shown[0],
                 "-" * len(shown[0]),
                 *shown[1:],

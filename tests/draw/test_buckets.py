@@ -1,5 +1,6 @@
 """Do the pictures of bucketing show the plan and the sweep that they were given?"""
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -30,6 +31,7 @@ def test_the_plan_names_each_bucket_its_size_and_its_ends(buckets):
     assert text_problems(figure) == []
     texts = texts_of(figure)
     assert [text for text in texts if text.startswith("bucket")] == [f"bucket {n}" for n in range(len(buckets))]
+    assert re.match(rf"{sum(len(b.names) for b in buckets)} gradients? in {len(buckets)} messages?: ", texts[0])
     # A frame for each bucket and a piece for each gradient.
     assert len(figure.axes[0].patches) == 1 + len(buckets) + sum(len(bucket.names) for bucket in buckets)
 

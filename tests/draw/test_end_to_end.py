@@ -32,8 +32,9 @@ def test_the_charts_show_their_numbers():
     loss, accuracy = end_to_end.learning_curves(RUNS).axes
     assert [list(line.get_ydata()) for line in loss.lines] == [run[0] for run in RUNS.values()]
     assert [list(line.get_ydata()) for line in accuracy.lines] == [[40, 93], [40, 92]]
-    bars = end_to_end.class_accuracies(SHARES, 0.91).axes[0].patches
-    assert [bar.get_height() for bar in bars] == pytest.approx([100 * (1 - share) for share in SHARES.values()])
+    ax = end_to_end.class_accuracies(SHARES, 0.91).axes[0]
+    assert ax.lines[0].get_ydata() == pytest.approx([9, 9]) and ax.texts[0].get_text() == "all: 9.0%"
+    assert [bar.get_height() for bar in ax.patches] == pytest.approx([100 * (1 - share) for share in SHARES.values()])
 
 
 def test_the_formats_have_the_bits_that_torch_says():

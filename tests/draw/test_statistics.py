@@ -23,15 +23,15 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 def test_every_number_is_in_the_picture():
     texts = draw.texts_of(combined_statistics(ROWS, LOCAL, WHOLE))
     assert "rank 0\n1  2  3" in texts and "rank 2\nno rows" in texts
-    assert "mean 10.125\nspread 0\ncount 1" in texts
-    assert "mean 4.031\nvariance 12.876\ncount 4" in texts
+    assert "mean: 10.125\nspread: 0\ncount: 1" in texts
+    assert "mean: 4.031\nvariance: 12.876\ncount: 4" in texts
 
 
 def test_the_sums_of_backward_are_in_the_picture():
     texts = draw.texts_of(backward_sums([3, 1], [(1.5, -2.0), (0.25, 4.0)], (0.4375, 0.5)))
     assert "rank 0\n3 rows" in texts and "rank 1\n1 row" in texts
-    assert "sum of dy 1.5\nsum of dy * n -2" in texts
-    assert "both sums, divided\nby 4 rows:\nmean(dy) 0.438\nmean(dy * n) 0.5" in texts
+    assert "sum of dy: 1.5\nsum of dy * n: -2" in texts
+    assert "both sums, divided\nby 4 rows:\nmean(dy): 0.438\nmean(dy * n): 0.5" in texts
 
 
 def test_the_chart_draws_what_was_measured():

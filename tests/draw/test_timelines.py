@@ -4,6 +4,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from ddp_course.draw.readable import text_problems, texts_of
+from ddp_course.draw.style import rank_colour, tint
 from ddp_course.draw.timelines import timeline
 from ddp_course.scaling.spans import Span
 from tests.scaling import trace_on_ranks as on_ranks
@@ -69,6 +70,19 @@ def test_texts_do_not_collide(ranks, readable):
 def test_the_legend_has_what_the_picture_has():
     texts = texts_of(timeline([[span for span in step() if span.lane in ("backward", "all-reduce")]]))
     assert texts[-3:] == ["backward", "all-reduce", "last gradient ready"]
+
+
+def test_forward_and_backward_are_shown_in_the_colours_of_all_ranks():
+    legend = timeline([step(), step()]).axes[0].get_legend()
+    colours = [patch.get_facecolor()[:3] for patch in legend.findobj(Rectangle)[:4]]
+    assert colours == [tint(rank_colour(rank), strength) for strength in (0.3, 0.85) for rank in (0, 1)]
+
+
+def test_a_label_that_would_meet_the_dashed_line_stands_left_of_its_bar():
+    sizes = [text for text in timeline([step(reduces=2, gap=0.014)]).axes[0].texts if "MiB" in text.get_text()]
+    assert [text.get_ha() for text in sizes] == ["left", "left"]  # bars from 15 to 19 ms, and across the line at 30
+    (before,) = (text for text in timeline([step(reduces=1, each=0.014)]).axes[0].texts if "MiB" in text.get_text())
+    assert before.get_ha() == "right" and before.get_position()[0] < 15  # a bar from 15 to 29 ms
 
 
 def test_many_all_reduces_at_once_are_drawn_without_labels():

@@ -1,6 +1,7 @@
 """Do the parts explain the whole, in numbers planted so that they can be worked out by hand?"""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,10 @@ def test_the_table_and_the_json_tell_the_same():
     table = WEAK.table().splitlines()
     assert table[0] == "weak scaling of planted; 2 rounds, times of a step in ms"
     assert table[3].split()[0] == "1" and "1 by definition" in table[3]
+    rate = WEAK.throughput(2)
+    assert f"{rate.value:,.0f} ± {100 * (rate.high - rate.value) / rate.value:.1f} %" in table[4]
+    long = replace(WEAK, title="mlp of width 1024 on digits, batches of 64, torch replicas").table().splitlines()
+    assert len(long) == len(table) + 1 and max(map(len, long)) <= 100
     assert table[4].split()[-6:] == ["14.50", "1.00", "2.00", "6.50", "3.00", "2.00"]
     row = json.loads(json.dumps(WEAK.as_json()))["rows"][1]
     assert row["efficiency"]["value"] == pytest.approx(21 / 29) and row["waiting_s"] == pytest.approx(0.0015)

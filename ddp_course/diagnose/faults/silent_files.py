@@ -37,7 +37,7 @@ def save_on_every_rank() -> Diagnosis:
         with observer.writing(path):
             torch.save(replica.module.state_dict(), path)
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, save=save), harm=mixed_file)
+    return watch_training(partial(train, save=save), harm=mixed_file)
 
 
 def mixed_file(rank: int, world_size: int, folder: Path) -> str:
@@ -145,7 +145,7 @@ def load_wrapped_names() -> Diagnosis:
         observer.loaded(state, model)
         model.load_state_dict(state, strict=False)  # "it complained about some keys"
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, save=save, load=load))
+    return watch_training(partial(train, save=save, load=load))
 
 
 FAULTS = (

@@ -12,6 +12,7 @@ Read next: `training_checks.py`, the tool that tells all of this apart.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,14 +36,14 @@ def take_all_cores_on_every_rank() -> Diagnosis:
     def threads(world_size):
         torch.set_num_threads(max(2, usable_cores()))  # what torch does by itself in a process alone
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, threads=threads))
+    return watch_training(partial(train, threads=threads))
 
 
 def normalise_by_own_rows() -> Diagnosis:
     def synchronise(model):
         return model  # nn.BatchNorm1d as it was built
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, synchronise=synchronise))
+    return watch_training(partial(train, synchronise=synchronise))
 
 
 def keep_the_rate() -> Diagnosis:

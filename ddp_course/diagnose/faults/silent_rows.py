@@ -10,6 +10,8 @@ Read next: `silent_files.py`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
@@ -22,21 +24,21 @@ def draw_all_rows_on_every_rank() -> Diagnosis:
     def rows(rank, world_size):
         return DataLoader(TRAIN_ROWS, batch_size=16, shuffle=True)
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, rows=rows))
+    return watch_training(partial(train, rows=rows))
 
 
 def never_tell_the_epoch() -> Diagnosis:
     def begin_epoch(loader, epoch):
         pass  # the sampler still believes that this is epoch 0
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, begin_epoch=begin_epoch))
+    return watch_training(partial(train, begin_epoch=begin_epoch))
 
 
 def pad_the_evaluation() -> Diagnosis:
     def test_rows(rank, world_size):  # 31 rows on 2 ranks: DistributedSampler makes them 32
         return DataLoader(TEST_ROWS, batch_size=8, sampler=DistributedSampler(TEST_ROWS, world_size, rank))
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, test_rows=test_rows))
+    return watch_training(partial(train, test_rows=test_rows))
 
 
 def average_the_means() -> Diagnosis:
@@ -45,7 +47,7 @@ def average_the_means() -> Diagnosis:
         dist.all_reduce(own_mean)
         return own_mean.item() / dist.get_world_size()
 
-    return watch_training(lambda rank, world_size, folder: train(rank, world_size, folder, mean=mean))
+    return watch_training(partial(train, mean=mean))
 
 
 FAULTS = (

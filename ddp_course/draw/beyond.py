@@ -113,7 +113,8 @@ def memory_bars(
     longest = max(totals)
     handles = [Patch(color=tint(colour, 0.8), label=name) for name, colour in PARTS.items()]
     if limit is not None:
-        handles.append(ax.axvline(limit / size, color=ALARM, lw=1.6, ls="--", label="may be filled"))
+        words = f"{limit / size:.0f} {unit} may be filled"
+        handles.append(ax.axvline(limit / size, color=ALARM, lw=1.6, ls="--", label=words))
         # One strategy that needs twenty times the memory would squeeze all others to nothing.
         longest = min(longest, 3 * limit / size)
         _name_ends(ax, totals, longest, unit)
@@ -214,7 +215,7 @@ def _phases(ax: Axes, phases: Sequence[str], top: float) -> None:
             x, align = (len(phases), "right") if last else (start + length / 2, "center")
             ax.text(x, top * 1.13, PHASES[phase], ha=align, fontsize=SMALL - 1, color=MUTED)
         if start:
-            ax.axvline(start, color=LINE, lw=0.8, ls=":")
+            ax.axvline(start, ymax=0.88, color=LINE, lw=0.8, ls=":")  # below the names
         start += length
 
 

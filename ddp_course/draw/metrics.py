@@ -106,7 +106,7 @@ def printed_losses(runs: Mapping[str, Sequence[float]]) -> Figure:
     height = 0.42 * len(runs) + 0.55
     figure, ax = canvas(height)
     right = next(iter(runs.values()))
-    column, wrong = (WIDTH - 2.4) / len(right), 0
+    column, wrong, early = (WIDTH - 2.4) / len(right), 0, 0
     for epoch in range(len(right)):
         label(ax, 2.35 + column * (epoch + 0.5), height - 0.3, f"epoch {epoch}", size=SMALL, ink=MUTED)
     for row, (name, losses) in enumerate(runs.items()):
@@ -114,11 +114,12 @@ def printed_losses(runs: Mapping[str, Sequence[float]]) -> Figure:
         label(ax, 0.12, y + 0.17, name, align="left", bold=not row)
         apart = [not math.isclose(loss, one, rel_tol=1e-3) for loss, one in zip(losses, right, strict=True)]
         wrong += any(apart)
+        early += apart[0]
         for epoch, (loss, dashed) in enumerate(zip(losses, apart, strict=True)):
             look = {"colour": ALARM if dashed else rank_colour(0), "dashed": dashed, "size": SMALL}
             box(ax, 2.4 + column * epoch, y, column - 0.1, 0.34, f"{loss:.3f}", **look)
     fall = all(losses[-1] < losses[0] for losses in runs.values())
     falls = f"{'Every' if fall else 'Not every'} loss falls"
-    finding(ax, f"{falls}; {wrong} of {len(runs)} programs differ from the first (dashed)")
+    finding(ax, f"{falls}; {wrong} of {len(runs)} programs differ from the first (dashed), {early} from epoch 0 on")
     ax.says = "; ".join(f"{name}: {', '.join(f'{loss:.3f}' for loss in losses)}" for name, losses in runs.items())
     return figure

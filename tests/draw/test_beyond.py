@@ -39,6 +39,7 @@ def test_bars_add_up_and_the_limit_and_the_measured_marks_are_where_they_belong(
 def test_each_bar_says_its_length_also_if_it_is_cut_off():
     figure = draw.memory_bars([("small", parts(1e9, 0, 0, 0, 0, 0)), ("huge", parts(9e11, 0, 0, 0, 0, 0))], 1e10)
     assert {"1", "900 GB →"} <= set(draw.texts_of(figure))
+    assert "10 GB may be filled" in [text.get_text() for text in figure.legends[0].texts]
 
 
 def test_the_bubble_is_what_is_left_white():

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from ddp_course.draw.buckets import size_text
 from ddp_course.draw.charts import legend, legend_beside, name_axes, page, plain_axes
 from ddp_course.draw.style import ALARM, INK, LABEL, LINE, SMALL, rank_colour, tint
 from ddp_course.scaling.collective_cost import CollectiveCost
@@ -108,7 +107,7 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
     )
     top.plot(cost.sizes, [1e6 * t for t in cost.seconds], "o", color=rank_colour(0), markersize=5, label="measured")
     if smallest < cost.half_bytes < largest:
-        top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=f"half is latency: {size_text(cost.half_bytes)}")
+        top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=f"half is latency: {cost.half_bytes:,.0f} bytes")
     top.set(xscale="log", yscale="log")
     plain_axes(top)
     name_axes(top, up="microseconds (log)")

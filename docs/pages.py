@@ -9,40 +9,18 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import errors
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 
 import ddp_course
-from ddp_course.diagnose.causes import CAUSES
-from ddp_course.diagnose.faults.catalogue import FAULTS
 
-LAB = "[failure lab](/notebooks/12_failure_lab.ipynb)"
 PARTS = ("launcher", "data", "parallel", "checkpoint", "train", "scaling", "beyond", "diagnose", "rehearsal", "grading")
 
 
 def write_errors(path: Path) -> None:
-    """Write a page of error texts and of silent faults, each with its cause, its cure, and where to see it."""
-    lines = [
-        "# What does this error mean?",
-        "Search this page for a few words of your error. `ddp-course read LOGS` does the same for the logs of a job.",
-        f"Each fault with a command can be provoked, diagnosed and fixed on your machine; the {LAB} explains them.\n",
-        "## Error texts\n",
-    ]
-    for cause in CAUSES:
-        more = f"`ddp-course faults {cause.name}` provokes it." if cause.name in FAULTS else ""
-        lines += [f"### {_words(cause.words)}\n", f"{cause.cure[0].upper()}{cause.cure[1:]}. {more}\n"]
-    lines += ["## Faults, loud and silent\n"]
-    for fault in FAULTS.values():
-        lines += [f"### {fault.title}\n", f"**You see:** {fault.symptom}\n", f"**Cause:** {fault.cause}\n"]
-        lines += [f"**Cure:** {fault.cure}\n", f"**Try it:** `ddp-course faults {fault.name}`\n"]
-    _write(path, lines)
-
-
-def _words(pattern: str) -> str:
-    """A pattern as a person would say it: its first alternative, with gaps."""
-    first = re.split(r"(?<!\\)\|", re.sub(r"^\(\?[a-z]+\)|\(\?P<\w+>|\(\?[:!=<]+", "(", pattern))[0]
-    plain = re.sub(r"\\[bBsSdwW][+*]?|\.[*+]\??|\[[^\]]*\][+*?]?|(?<!\\)[()^$?]", " … ", first)
-    return re.sub(r"(\s*…\s*)+", " … ", re.sub(r"\\(.)", r"\1", plain)).strip(" …")
+    """Write a page of hangs, error texts and silent faults, each with its cause, its cure, and where to see it."""
+    _write(path, errors.page())
 
 
 def write_reference(folder: Path) -> None:

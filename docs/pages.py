@@ -6,6 +6,7 @@ Read next: `conf.py`, which calls this.
 import json
 import pkgutil
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -115,3 +116,27 @@ def link_terms(app, doctree) -> None:
             )
             strong.replace_self(link)
             link += strong
+
+
+LESSONS = {path.name[:2]: path for path in sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))}
+
+
+def link_lessons(app, docname: str, source: list[str]) -> None:
+    """End each entry of the glossary with its lesson, and link what these pages call "lesson 12"."""
+    if docname == "docs/glossary":
+        source[0] = re.sub(r"^(\S.*)\n  \S.*", _with_lesson, source[0], flags=re.MULTILINE)
+    if docname in ("docs/cheatsheet", "docs/glossary", "docs/made/errors"):
+        source[0] = re.sub(
+            r"\b[Ll]esson (\d\d)\b", lambda found: f"[{found[0]}](/notebooks/{LESSONS[found[1]].name})", source[0]
+        )
+
+
+def _with_lesson(entry: re.Match) -> str:
+    """Add the first lesson that has the term in bold; where none has, the first that has it at all."""
+    texts, term = _texts_of_lessons(), entry[1].lower()
+    return f"{entry[0]} Lesson {next(n for word in (f'**{term}', term) for n in texts if word in texts[n])}."
+
+
+@cache
+def _texts_of_lessons() -> dict[str, str]:
+    return {number: path.read_text().lower() for number, path in LESSONS.items()}

@@ -53,6 +53,8 @@ def _write(path: Path, lines: list[str]) -> None:
 
 
 _SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Yields):$")
+# Each leads to the section of the reference that says what it means.
+_COLLECTIVE = ":ref:`Collective: <what-collective-means>`"
 _PARAGRAPH = re.compile(r"(Collective|Source|Read next|Left out on purpose|Args, Returns, Raises): ")
 
 
@@ -71,7 +73,9 @@ def read_docstring(app, what, name, thing, options, lines: list[str]) -> None:
             told.append(line)
     code = re.compile(r"(?<!`)`([^`]+)`(\w?)(?!`)")
     lines[:] = [
-        line if line is None or line.startswith(" ") and not section else code.sub(_as_code, line)
+        line
+        if line is None or line.startswith(" ") and not section
+        else code.sub(_as_code, line).replace("**Collective:**", _COLLECTIVE)
         for line in told
         if line is not None
     ]

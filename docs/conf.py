@@ -77,4 +77,5 @@ def setup(app):
     app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before napoleon
     app.connect("doctree-read", pages.describe_pictures)
     app.connect("doctree-read", pages.link_terms)
+    app.connect("source-read", pages.link_lessons)
     return {"parallel_read_safe": True}

@@ -6,43 +6,22 @@ Read next: `conf.py`, which calls this.
 import json
 import pkgutil
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import errors
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 
 import ddp_course
-from ddp_course.diagnose.causes import CAUSES
-from ddp_course.diagnose.faults.catalogue import FAULTS
 
-LAB = "[failure lab](/notebooks/12_failure_lab.ipynb)"
 PARTS = ("launcher", "data", "parallel", "checkpoint", "train", "scaling", "beyond", "diagnose", "rehearsal", "grading")
 
 
 def write_errors(path: Path) -> None:
-    """Write a page of error texts and of silent faults, each with its cause, its cure, and where to see it."""
-    lines = [
-        "# What does this error mean?",
-        "Search this page for a few words of your error. `ddp-course read LOGS` does the same for the logs of a job.",
-        f"Each fault with a command can be provoked, diagnosed and fixed on your machine; the {LAB} explains them.\n",
-        "## Error texts\n",
-    ]
-    for cause in CAUSES:
-        more = f"`ddp-course faults {cause.name}` provokes it." if cause.name in FAULTS else ""
-        lines += [f"### {_words(cause.words)}\n", f"{cause.cure[0].upper()}{cause.cure[1:]}. {more}\n"]
-    lines += ["## Faults, loud and silent\n"]
-    for fault in FAULTS.values():
-        lines += [f"### {fault.title}\n", f"**You see:** {fault.symptom}\n", f"**Cause:** {fault.cause}\n"]
-        lines += [f"**Cure:** {fault.cure}\n", f"**Try it:** `ddp-course faults {fault.name}`\n"]
-    _write(path, lines)
-
-
-def _words(pattern: str) -> str:
-    """A pattern as a person would say it: its first alternative, with gaps."""
-    first = re.split(r"(?<!\\)\|", re.sub(r"^\(\?[a-z]+\)|\(\?P<\w+>|\(\?[:!=<]+", "(", pattern))[0]
-    plain = re.sub(r"\\[bBsSdwW][+*]?|\.[*+]\??|\[[^\]]*\][+*?]?|(?<!\\)[()^$?]", " … ", first)
-    return re.sub(r"(\s*…\s*)+", " … ", re.sub(r"\\(.)", r"\1", plain)).strip(" …")
+    """Write a page of hangs, error texts and silent faults, each with its cause, its cure, and where to see it."""
+    _write(path, errors.page())
 
 
 def write_reference(folder: Path) -> None:
@@ -74,6 +53,8 @@ def _write(path: Path, lines: list[str]) -> None:
 
 
 _SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Yields):$")
+# Each leads to the section of the reference that says what it means.
+_COLLECTIVE = ":ref:`Collective: <what-collective-means>`"
 _PARAGRAPH = re.compile(r"(Collective|Source|Read next|Left out on purpose|Args, Returns, Raises): ")
 
 
@@ -92,7 +73,9 @@ def read_docstring(app, what, name, thing, options, lines: list[str]) -> None:
             told.append(line)
     code = re.compile(r"(?<!`)`([^`]+)`(\w?)(?!`)")
     lines[:] = [
-        line if line is None or line.startswith(" ") and not section else code.sub(_as_code, line)
+        line
+        if line is None or line.startswith(" ") and not section
+        else code.sub(_as_code, line).replace("**Collective:**", _COLLECTIVE)
         for line in told
         if line is not None
     ]
@@ -137,3 +120,27 @@ def link_terms(app, doctree) -> None:
             )
             strong.replace_self(link)
             link += strong
+
+
+LESSONS = {path.name[:2]: path for path in sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"))}
+
+
+def link_lessons(app, docname: str, source: list[str]) -> None:
+    """End each entry of the glossary with its lesson, and link what these pages call "lesson 12"."""
+    if docname == "docs/glossary":
+        source[0] = re.sub(r"^(\S.*)\n  \S.*", _with_lesson, source[0], flags=re.MULTILINE)
+    if docname in ("docs/cheatsheet", "docs/glossary", "docs/made/errors"):
+        source[0] = re.sub(
+            r"\b[Ll]esson (\d\d)\b", lambda found: f"[{found[0]}](/notebooks/{LESSONS[found[1]].name})", source[0]
+        )
+
+
+def _with_lesson(entry: re.Match) -> str:
+    """Add the first lesson that has the term in bold; where none has, the first that has it at all."""
+    texts, term = _texts_of_lessons(), entry[1].lower()
+    return f"{entry[0]} Lesson {next(n for word in (f'**{term}', term) for n in texts if word in texts[n])}."
+
+
+@cache
+def _texts_of_lessons() -> dict[str, str]:
+    return {number: path.read_text().lower() for number, path in LESSONS.items()}

@@ -46,7 +46,8 @@ def capture_state(
 ) -> dict[str, Any] | None:
     """Return all that a run needs to go on, on rank 0; None on the other ranks.
 
-    The tensors are the living ones, not copies: write them before the next step.
+    The tensors are the living ones, not copies: write them before the next step. Any number of ranks can resume from
+    them: see `restore_state`.
 
     Args:
         model: bare or wrapped by DDP; the names are saved without the wrapper's "module." prefix.
@@ -84,7 +85,9 @@ def restore_state(
 ) -> list[str]:
     """Put a captured state into a run that was built in the same way.
 
-    Call it last before training: whatever is built afterwards may draw from the restored generators.
+    Call it last before training: whatever is built afterwards may draw from the restored generators. The number of
+    ranks may differ from that of the save: `ShardSampler` then continues at the same row, and the random generators
+    stay as seeded.
 
     Returns:
         What could not be carried over, a sentence each; empty if the run goes on exactly.

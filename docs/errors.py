@@ -1,0 +1,109 @@
+"""The page "What does this error mean?": hangs first, then error texts, then faults with and without an error.
+
+Its steps are the cheat sheet's, its cures those of `ddp-course read`, its faults those of `ddp-course faults`.
+Read next: `pages.py`.
+"""
+
+from ddp_course.diagnose.causes import CAUSES
+from ddp_course.diagnose.faults.catalogue import FAULTS
+
+HANGING = (
+    *("rendezvous-unreachable", "world-size-mismatch", "skipped-collective", "collective-order", "collective-shape"),
+    *("rank0-only-validation", "rank0-only-save", "uneven-inputs", "unused-parameters", "forked-cuda"),
+)
+ECHO = """An echo, not the cause: another rank died, never came or called something else, and this one {waited}.
+Read that other rank's log first. `ddp-course read LOGS` finds it among the logs of a job.
+"""
+ECHOES = {
+    "Watchdog caught collective operation timeout": "waited until NCCL's time limit",
+    "Connection closed by peer": "lost its connection to it",
+    "Timed out waiting 1800000ms for recv operation": "waited until gloo's time limit",
+}
+# One text that people see for each cause, in the order in which a job meets them.
+MESSAGES = {
+    "Start-up": {
+        "local-rank-argument": "unrecognized arguments: --local-rank=0",
+        "port-taken": "EADDRINUSE, address already in use",
+        "name-resolution": "Name or service not known",
+        "no-interface": "No usable listening interface found",
+        "world-size": "Timed out after 60 seconds waiting for clients. 1/2 clients joined",
+        "libuv": "use_libuv was requested but PyTorch was built without libuv support",
+        "versions-differ": "NCCL version mismatch",
+        "driver-too-old": "CUDA driver version is insufficient for CUDA runtime version",
+        "invalid-device": "CUDA error: invalid device ordinal",
+        "duplicate-gpu": "Duplicate GPU detected",
+    },
+    "The model and its collectives": {
+        "unused-parameters": "Expected to have finished reduction in the prior iteration",
+        "marked-ready-twice": "Expected to mark a variable ready only once",
+        "in-place-modification": "a variable has been modified by an inplace operation",
+        "mismatched-calls": "Detected mismatch between collectives on ranks",
+        "not-a-number": "loss is nan",
+    },
+    "Memory": {
+        "gpu-out-of-memory": "CUDA out of memory",
+        "out-of-memory": "Out of memory: Killed process; oom-kill; OOMKilled",
+        "shared-memory": "Bus error; insufficient shared memory",
+        "nccl-in-docker": "NCCL WARN Call to posix_fallocate failed",
+        "worker-killed": "DataLoader worker (pid 4711) is killed by signal: Killed",
+    },
+    "Checkpoints": {
+        "torn-checkpoint": "PytorchStreamReader failed finding central directory",
+        "module-prefix": 'Missing key(s) in state_dict: "module.…',
+        "disk-full": "No space left on device",
+    },
+    "Cluster": {
+        "gpu-failed": "Xid; uncorrectable ECC error; GPU has fallen off the bus",
+        "node-failed": "NODE_FAIL; CANCELLED DUE TO NODE FAILURE",
+        "time-limit": "CANCELLED DUE TO TIME LIMIT",
+        "preempted": "CANCELLED DUE TO PREEMPTION",
+        "evicted": "Evicted: The node was low on resource: memory",
+    },
+}
+
+
+def page() -> list[str]:
+    """Return the page's lines."""
+    return [
+        "# What does this error mean?",
+        "Search this page for a few words of your error. `ddp-course read LOGS` does the same for the logs of a job.",
+        "Each fault with a command can be provoked, diagnosed and fixed on your machine; lesson 12 explains them.\n",
+        *_hangs(),
+        *_messages(),
+        *_faults(),
+    ]
+
+
+def _hangs() -> list[str]:
+    return [
+        "(it-hangs)=\n## It hangs: begin here\n",
+        "```{include} ../cheatsheet.md\n:start-after: '## When it hangs or dies'\n:end-before: '## '\n```\n",
+        f"What hangs most often: {'; '.join(map(_link, HANGING))}.\n",
+        *(f"### {message}\n\n{ECHO.format(waited=waited)}" for message, waited in ECHOES.items()),
+    ]
+
+
+def _messages() -> list[str]:
+    causes, lines = {cause.name: cause for cause in CAUSES}, []
+    for group, messages in MESSAGES.items():
+        lines.append(f"## {group}\n")
+        for name, message in messages.items():
+            cause = causes.pop(name)
+            assert cause.match(message), f"{name}: `ddp-course read` would not know {message!r}"
+            more = f"The fault, provoked: {_link(name)}." if name in FAULTS else ""
+            lines.append(f"### {message}\n\n{cause.cure[0].upper()}{cause.cure[1:]}. {more}\n")
+    assert not causes, f"MESSAGES lacks {', '.join(causes)}"
+    return lines
+
+
+def _faults() -> list[str]:
+    lines = ["## Faults, loud and silent\n"]
+    for fault in FAULTS.values():
+        lines += [f"(fault-{fault.name})=\n### {fault.title}\n", f"**You see:** {fault.symptom}\n"]
+        lines += [f"**Cause:** {fault.cause}\n", f"**Cure:** {fault.cure}\n"]
+        lines += [f"**Try it:** `ddp-course faults {fault.name}`\n"]
+    return lines
+
+
+def _link(name: str) -> str:
+    return f"[{FAULTS[name].title}](#fault-{name})"

@@ -16,6 +16,7 @@ import pickle
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -63,13 +64,21 @@ class _Pickler(cloudpickle.CloudPickler):
     """Refuses open files, of which cloudpickle would send a copy of the content without a word.
 
     A tensor that is a small part of a large memory is sent alone: pickle would take the memory with it. One of a GPU
-    arrives on the CPU: the other process may not have that GPU, and should not take its memory. A function under
-    `functools.cache` goes as the function, with a new cache there: pickle knows such a one by its name alone.
+    arrives on the CPU: the other process may not have that GPU, and should not take its memory. What `functools` has
+    wrapped goes as the functions in it and is wrapped anew: pickle knows a cache by its name alone, and refuses the
+    lock in a cached property (until Python 3.11) and the weak references of a dispatch.
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is _CACHED and (obj.__module__ == "__main__" or "<locals>" in obj.__qualname__):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, functools.cached_property):
+            return _cached_property, (obj.func, obj.attrname)
+        if isinstance(obj, _CACHED | types.FunctionType) and (
+            obj.__module__ == "__main__" or "<locals>" in obj.__qualname__
+        ):
+            if isinstance(obj, _CACHED):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            if isinstance(getattr(obj, "registry", None), types.MappingProxyType):
+                return _dispatching, tuple(obj.registry.items())
         if isinstance(obj, io.IOBase) and obj not in (sys.stdout, sys.stderr, sys.stdin):
             raise pickle.PicklingError(f"it uses the open file {getattr(obj, 'name', obj)!r}")
         if type(obj) is torch.Tensor and obj.device.type not in ("cpu", "meta"):
@@ -84,6 +93,19 @@ def _cached(fn: Callable, settings: dict[str, Any]) -> Callable:
 
 
 _CACHED = type(_cached(len, {}))
+
+
+def _cached_property(fn: Callable, name: str) -> functools.cached_property:
+    prop = functools.cached_property(fn)
+    prop.__set_name__(None, name)
+    return prop
+
+
+def _dispatching(first: tuple[type, Callable], *others: tuple[type, Callable]) -> Callable:
+    fn = functools.singledispatch(first[1])  # the one for `object`
+    for cls, special in others:
+        fn.register(cls, special)
+    return fn
 
 
 def _is_small_part(tensor: torch.Tensor) -> bool:

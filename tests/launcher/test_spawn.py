@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial, singledispatch
 
 import pytest
 import torch
@@ -46,6 +46,27 @@ def test_functions_and_classes_without_a_module_travel():
 
     answers = launch(lambda rank, world_size, k: Box(torch.ones(2) * rank * k), 2, (3,), start_method="forkserver")
     assert [box.value.tolist() for box in answers] == [[0.0, 0.0], [3.0, 3.0]]
+
+
+def test_cached_properties_and_functions_by_type_travel():
+    class Box:
+        @cached_property
+        def contents(self):
+            return size({"rows": [1, 2, 3]})
+
+    @singledispatch
+    def size(value):
+        return 1
+
+    @size.register(dict)
+    def _(value):
+        return 10 + sum(map(size, value.values()))
+
+    @size.register(list)
+    def _(value):
+        return 100 * len(value)
+
+    assert quietly(lambda rank, world_size: Box().contents + size(rank), 2) == [311, 311]
 
 
 def test_functions_under_a_cache_travel_and_still_have_one():

@@ -135,7 +135,7 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     if dead is None:
         finding(ax, "The agents meet at one store, and each starts and watches its node's ranks")
     else:
-        finding(ax, f"Node {dead} is gone: the rest meet again and continue with {first_rank} ranks")
+        finding(ax, f"Node {dead} is gone: a new round begins, with {first_rank} ranks")
     return figure
 
 

@@ -31,7 +31,7 @@ from ddp_course.rehearsal.run_of_weights import (
 
 QUESTIONS: dict[str, Callable[..., Answer]] = {
     "same-rows": same_rows,
-    "no-set-epoch": no_set_epoch,
+    "missing-set-epoch": no_set_epoch,
     "same-augmentation": same_augmentation,
     "slow-loading": slow_loading,
     "different-start": different_start,

@@ -14,7 +14,7 @@ FAULTS = {
         "all ranks train on the same rows, so more ranks bring nothing",
         "give the DataLoader a DistributedSampler, or let each rank take rows rank, rank + world_size, …",
     ),
-    "no-set-epoch": (
+    "missing-set-epoch": (
         "the sampler shuffles every epoch into the same order",
         "call sampler.set_epoch(epoch) at the beginning of each epoch",
     ),

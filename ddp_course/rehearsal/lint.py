@@ -38,7 +38,7 @@ def lint(text: str) -> list[Finding]:
 
 RULES: dict[str, Callable[[Source], Found]] = {
     "same-rows": rows.same_rows,
-    "no-set-epoch": rows.no_set_epoch,
+    "missing-set-epoch": rows.no_set_epoch,
     "mean-of-means": rows.mean_of_means,
     "same-augmentation": rows.same_augmentation,
     "slow-loading": rows.slow_loading,

@@ -98,7 +98,8 @@ def rehearse(
 
 
 def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str) -> Rehearsal:
-    lines = {each.fault: each.line for each in reversed(by_text) if each.fault != "no-set-epoch"}  # the pass is nearer
+    # In the run, a pass over the loader is nearer to the fault than the sampler's line.
+    lines = {each.fault: each.line for each in reversed(by_text) if each.fault != "missing-set-epoch"}
     if "drift" in lines:  # a forward past the replica is both
         lines.setdefault("not-averaged", lines["drift"])
     seen = [replace(each, line=lines.get(each.fault, each.line))  # the text's line is the cause's

@@ -59,7 +59,9 @@ def no_set_epoch(notes: Notes) -> Answer:
     for facts in again:
         if len({fact["epoch"] for fact in facts}) < len(facts):
             epochs = ", ".join(str(fact["epoch"]) for fact in facts[:4])
-            return Finding("no-set-epoch", facts[0]["line"], f"{len(facts)} passes, in the order of epochs {epochs}")
+            return Finding(
+                "missing-set-epoch", facts[0]["line"], f"{len(facts)} passes, in the order of epochs {epochs}"
+            )
     return RIGHT if again else None
 
 

@@ -103,7 +103,7 @@ STACKED = """    @torch.no_grad()
 # ruff: noqa: E501  (a row a line reads better)
 # What is changed in which program; the fault that is then named, and a piece of the line it is named on.
 SPOILT = [
-    (PROGRAM, [(SET_EPOCH, "")], "no-set-epoch", "DistributedSampler("),
+    (PROGRAM, [(SET_EPOCH, "")], "missing-set-epoch", "DistributedSampler("),
     (PROGRAM, [(", sampler=sampler", ", shuffle=True")], "same-rows", "shuffle=True"),
     (PROGRAM, [(TOTAL, "")], "loss-not-reduced", "total.item()"),
     (PROGRAM, [(TOTAL, f"        if rank == 0:\n    {TOTAL}")], "collective-under-rank-0", "all_reduce(total)"),
@@ -112,7 +112,7 @@ SPOILT = [
     (PROGRAM, [("            dist.barrier()\n", "            torch.load(options.checkpoint)\n")], "early-load", "torch.load"),
     (PROGRAM, [(TOTAL, f'{TOTAL}        open("log.txt", "a").write("x")\n')], "file-by-every-rank", "log.txt"),
     (PROGRAM, [("            optimizer.step()", "            for p in model.parameters():\n                p.grad /= world_size\n            optimizer.step()")], "averaged-twice", "p.grad /="),
-    (TRAINER, [("            self.sampler.set_epoch(epoch)\n", "")], "no-set-epoch", "DistributedSampler("),
+    (TRAINER, [("            self.sampler.set_epoch(epoch)\n", "")], "missing-set-epoch", "DistributedSampler("),
     (TRAINER, [("            if self.rank == 0:\n                self.save()", "            self.save()")], "unguarded-save", "torch.save("),
     (TRAINER, [("            dist.barrier()\n", "")], "early-load", "torch.load"),
     (TRAINER, [("        if self.chief:\n            print(text)", "        print(text)")], "prints-by-every-rank", "print(text)"),

@@ -32,7 +32,7 @@ def test_a_right_program_is_seen_to_be_right(tmp_path):
     assert named == {} and found.status == 0
     seen = {
         "same-rows",
-        "no-set-epoch",
+        "missing-set-epoch",
         "different-start",
         "drift",
         "averaged-twice",
@@ -87,13 +87,14 @@ def test_silent_faults_are_named_on_their_lines(tmp_path):
         arguments=("--epochs", "3", "--checkpoint", "run.pt"),
     )  # fmt: skip
     assert named.keys() == {
-        *("same-augmentation", "slow-loading", "no-set-epoch", "averaged-twice", "padded-evaluation", "inexact-resume"),
+        *("same-augmentation", "slow-loading", "missing-set-epoch", "averaged-twice", "padded-evaluation"),
+        "inexact-resume",
         *("prints-by-every-rank", "find-unused-without-need", "lr-not-scaled"),
     }
     assert found.status == 1 and not found.failure
     lines = {
         "same-augmentation": "return x + 0.01",
-        "no-set-epoch": "for x, y in loader",
+        "missing-set-epoch": "for x, y in loader",
         "padded-evaluation": "sampler = DistributedSampler(data",
         "inexact-resume": "model.load_state_dict(",
         "averaged-twice": "p.grad /= world_size",

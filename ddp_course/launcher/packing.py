@@ -65,7 +65,7 @@ class _Pickler(cloudpickle.CloudPickler):
 
     A tensor that is a small part of a large memory is sent alone: pickle would take the memory with it. One of a GPU
     arrives on the CPU: the other process may not have that GPU, and should not take its memory. What `functools` has
-    wrapped goes as the functions in it and is wrapped anew: pickle knows a cache by its name alone, and refuses the
+    wrapped goes as the functions in it and is wrapped again: pickle knows a cache by its name alone, and refuses the
     lock in a cached property (until Python 3.11) and the weak references of a dispatch.
     """
 

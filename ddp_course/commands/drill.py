@@ -19,8 +19,8 @@ POINTS = 5  # for each fault; a hint costs one
 TITLES = {name: FAULTS[name].title for name in BLAMED if name in FAULTS} | {  # and what the failure lab does not have
     "killed": "One rank is killed from outside",
     "same-rows": "All ranks read the same rows",
-    "drift": "One rank's weights part from those of the others",
-    "not-averaged": "No gradient is averaged: each rank trains alone",
+    "drift": "One rank's weights part from those of the others, though it makes all its calls",
+    "not-averaged": "Collectives are called, but no gradient is averaged: each rank trains alone",
 }
 
 
@@ -36,17 +36,18 @@ Levels, and what is new in each:
 Answers:
 {answers()}
 
-Points: {POINTS} for each fault of the incident, less {POINTS} for each that is missing, wrong or on a wrong rank, less
-1 for each --hint that you give with your answer. Nothing is stored, so how many you have read is for you to say.
+Points: {POINTS} for each fault that you name on its rank, less {POINTS} for each named fault that is not there, but
+never below 0. Each hint costs 1: nothing is stored, so you say yourself how many you have read, by as many
+--hint beside your answer.
 
 Exit status: 0 the incident or a hint is shown, or all faults are named and no other; 1 an answer is wrong or not whole;
-2 an argument is wrong, or this machine is too busy for an incident.""",
+2 an argument is wrong, or this machine is too busy for an incident: try again.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--level", type=int, default=1, choices=LEVELS, help="see below (1)")
-    parser.add_argument("--seed", type=int, default=0, help="another incident of that level (0)")
-    parser.add_argument("--into", type=Path, help="a new or empty folder for the logs (a temporary one)")
-    parser.add_argument("--hint", action="count", default=0, help="a hint; twice for two; with --answer: their cost")
+    parser.add_argument("--level", type=int, default=1, choices=LEVELS, help="see below (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="another incident of that level (default: 0)")
+    parser.add_argument("--into", type=Path, help="a new or empty folder for the logs (default: a temporary one)")
+    parser.add_argument("--hint", action="count", default=0, help="a hint; beside --answer: one for each you have read")
     parser.add_argument("--answer", action="append", metavar="FAULT[:RANK]", help="what you found; once for each fault")
     options = parser.parse_args(argv)
     true = drawn(options.level, options.seed).faults
@@ -62,15 +63,17 @@ Exit status: 0 the incident or a hint is shown, or all faults are named and no o
         happen(options.level, options.seed, folder)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print(f"A job of {RANKS} ranks left its logs in {folder}.\n")
-    print(told := asked(counted(true), call))
+    print(f"A job of {RANKS} ranks left its logs in {folder}, and README.txt there says again what follows.\n")
+    print(told := asked(options.level, counted(true), call))
     (folder / "README.txt").write_text(told + "\n")
     return 0
 
 
-def asked(count: str, call: str) -> str:
+def asked(level: int, count: str, call: str) -> str:
     """What is to be found, and how: for the terminal, and for the folder of logs."""
-    return f"""{LEGEND}
+    return f"""Level {level}: {LEVELS[level][2]}.
+
+{LEGEND}
 
 The job had {count}. Which, and on which rank, if one is to blame? Answers are:
 {answers()}
@@ -141,7 +144,7 @@ def judged(said: Faults, true: Faults, used: int) -> int:
 
 
 def points(said: Faults, true: Faults, used: int) -> int:
-    """Return what an answer earns: what is wrong, on a wrong rank or one too many costs as much as what is missing."""
+    """Return what an answer earns: a fault that is not there costs as much as one that is missing."""
     missing = true.keys() - said.keys()
     wrong = said.items() - true.items()
     return max(0, POINTS * (len(true) - len(missing) - len(wrong)) - min(used, len(true)))

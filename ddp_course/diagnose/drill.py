@@ -16,6 +16,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 from statistics import median
 
@@ -35,8 +36,8 @@ HIDDEN = {"same-rows", "not-averaged"}  # from the same rows all ranks have the 
 LEVELS = {
     1: (1, ("end",), "a job that died: last words"),
     2: (1, ("rows",), "a job that ended well, on the wrong rows"),
-    3: (1, ("weights", "time"), "weights that differ, or a slow rank"),
-    4: (1, ("rows", "weights", "time"), "you are not told which column to read"),
+    3: (1, ("weights", "time"), "a job that ended well, but its weights differ or one rank is slow"),
+    4: (1, ("rows", "weights", "time"), "a job that ended well: rows, weights or time, you are not told which"),
     5: (1, tuple(CHANNELS), "any of the faults"),
     6: (2, ("rows", "time"), "two at once: wrong rows and a slow rank"),
     7: (2, ("rows", "weights", "time"), "two at once, in any two columns"),
@@ -45,13 +46,14 @@ LEVELS = {
     10: (3, tuple(CHANNELS), "three at once, of all there are"),
 }
 LEGEND = """\
-A line of a log is a step:
+A run has 3 epochs of 4 steps, and 48 rows of data: in each step each of the 3 ranks reads 4. A line of a
+log is a step, written when the step is over:
   rows     the rows of the data that this rank read
   loss     on these rows, before the update
   weights  the sum of this rank's weights after the update; the same on all ranks if all is well
-  own      the time this rank worked before it communicated; a few ms are noise, and step 0 includes
-           starting up, 0.1 s longer on one rank than on the others: no fault
-  calls    how many collectives this rank has called so far
+  own      the time this rank worked before it communicated; a few ms are noise, and in step 0
+           one rank takes 0.1 s longer to start up: no fault
+  calls    how many collectives this rank has called so far: two in each step, and one after the last
 The last line of a rank is `done`, or the error that ended it. A rank that was killed writes no such line."""
 HINTS = {
     "end": "Read the last lines of each log. Which rank has a reason of its own, or no last word at all?",
@@ -88,13 +90,20 @@ def drawn(level: int, seed: int) -> Incident:
     if level not in LEVELS:
         raise ValueError(f"there is no level {level}: levels are 1 to {max(LEVELS)}")
     choose = random.Random(f"{level}/{seed}")
-    count, channels, _ = LEVELS[level]
-    names = set(HIDDEN)
-    while names >= HIDDEN:
-        names = {choose.choice(sorted(CHANNELS[channel])) for channel in sorted(choose.sample(sorted(channels), count))}
+    kinds = _kinds(level)
+    names = kinds[seed % len(kinds)]
     faults = {fault: choose.randrange(RANKS) if BLAMED[fault] else None for fault in sorted(names)}
     cold = (faults.get("straggler", -1) + choose.choice((1, 2))) % RANKS
     return Incident(faults, choose.randrange(STEPS // 2, STEPS - 1), cold, choose.randrange(2**31))
+
+
+def _kinds(level: int) -> list[tuple[str, ...]]:
+    """Return the faults that this level can combine, in an order of its own: seeds in a row repeat none too soon."""
+    count, channels, _ = LEVELS[level]
+    names = [each for some in combinations(channels, count) for each in product(*(CHANNELS[one] for one in some))]
+    kinds = [each for each in names if not set(each) >= HIDDEN]
+    random.Random(level).shuffle(kinds)
+    return kinds
 
 
 # --- The proof that it can be solved ---------------------------------------------------------------

@@ -86,7 +86,7 @@ def _train(rank: int, incident: Incident, log) -> None:
         for start in range(0, len(order), BATCH):
             rows, began = order[start : start + BATCH], time.perf_counter()
             if faults.get("one-rank-raises") == rank and step == when:
-                raise ValueError(f"row {rows[0]} has no label")
+                raise ValueError(f"rank {rank} cannot read its batch: the file ends too early")
             if faults.get("killed") == rank and step == when:
                 os.kill(os.getpid(), signal.SIGKILL)
             if faults.get("straggler") == rank:

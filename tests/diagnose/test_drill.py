@@ -26,6 +26,8 @@ def test_faults_come_from_the_levels_channels_one_from_each_and_all_come():
             assert len(faults) == count == len(used) and set(used) <= set(channels)
             came |= faults.keys()
             assert not faults.keys() >= {"same-rows", "not-averaged"}, "the first hides the second"
+        kinds = [tuple(drawn(level, seed).faults) for seed in range(60)]
+        assert all(kinds.index(kind) == seed % len(set(kinds)) for seed, kind in enumerate(kinds)), "repeats too soon"
         assert len({drawn(level, seed).world for seed in range(20)}) == 20, "other rows and weights for each seed"
     assert came == {name for names in CHANNELS.values() for name in names} == set(command.TITLES)
     assert drawn(10, 3) == drawn(10, 3)
@@ -34,16 +36,16 @@ def test_faults_come_from_the_levels_channels_one_from_each_and_all_come():
 @pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_killed_rank_alone_is_silent_and_two_silent_ranks_are_refused(tmp_path, capsys):
-    assert drawn(1, 3).faults == {"killed": 0}
+    assert drawn(1, 3).faults == {"killed": 1}
     assert command.main(["--level", "1", "--seed", "3", "--into", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "ddp-course drill --level 1 --seed 3 --answer FAULT" in said and "  own  " in said and "had 1 fault." in said
     assert (tmp_path / "README.txt").read_text() in said
     found = read([tmp_path])
-    assert (found.cause, found.rank) == ("connection-closed", 0) and "first suspect" in found.cure
+    assert (found.cause, found.rank) == ("connection-closed", 1) and "first suspect" in found.cure
     with pytest.raises(SystemExit):  # nothing in the folder is overwritten
         command.main(["--into", str(tmp_path)])
-    log = tmp_path / "rank1.log"
+    log = tmp_path / "rank0.log"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match=r"more than one answer: \[\('killed', 0\), \('killed', 1\)\]"):
         solve(tmp_path)

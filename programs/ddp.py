@@ -77,7 +77,8 @@ def main():
         if rank == 0:  # 5: one rank prints
             print(f"epoch {epoch}: loss {mean:.6f}, accuracy {accuracy:.6f}", flush=True)
         if options.checkpoint:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state["epoch"] = epoch + 1
             if rank == 0:  # 6: one rank writes, and the others wait until the file is complete
                 torch.save(state, options.checkpoint + ".part")
                 os.replace(options.checkpoint + ".part", options.checkpoint)

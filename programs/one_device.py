@@ -76,7 +76,8 @@ def main():
         mean = total.item() / len(train)
         print(f"epoch {epoch}: loss {mean:.6f}, accuracy {accuracy:.6f}", flush=True)
         if options.checkpoint:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state["epoch"] = epoch + 1
             torch.save(state, options.checkpoint + ".part")
             os.replace(options.checkpoint + ".part", options.checkpoint)
 

@@ -131,7 +131,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _send_share(self, owner: int) -> None:
-        """Bring the parameters of one rank to the others; one rank after the other keeps the copy small."""
+        """Bring each rank's parameters to the others, one rank at a time to keep the copy small."""
         trainable = [p for p, other in self._owner.items() if other == owner and p.requires_grad]
         for _, params in groupby(sorted(trainable, key=_kind), key=_kind):
             values = [param.detach() for param in params]

@@ -210,7 +210,10 @@ class Node(AbstractContextManager):
         return ranks[local_rank]
 
     def kill(self) -> None:
-        """End the agent and all its ranks at once with SIGKILL, as if the machine had lost its power."""
+        """End the agent and all its ranks at once with SIGKILL.
+
+        The system closes their connections, so others notice. When a machine loses its power, no one closes them.
+        """
         self._agent.kill()  # first: it must not see its ranks die
         janitor.kill_marked(self._mark)
         self._agent.wait()

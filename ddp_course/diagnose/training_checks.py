@@ -58,7 +58,7 @@ def check_order(everyone: Sequence[RankFacts]) -> Finding | None:
         return None
     rank = None if len(same) == len(everyone) else min(same)
     who = "every rank" if rank is None else listed_ranks(same)
-    evidence = f"{who} drew the same {next(iter(same.values()))} rows in the same shuffled order, epoch after epoch"
+    evidence = f"{who} drew {next(iter(same.values()))} rows in the same shuffled order as in the epoch before"
     return Finding("missing-set-epoch", rank, evidence, {"ranks": len(same)})
 
 

@@ -28,6 +28,11 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main", "local-rank-argument"),
     ),
     (
+        "Is it wrong only after a checkpoint is loaded?",  # before raising and numbers, to which its symptoms lead too
+        "who wrote the file; its names",
+        ("several-writers", "all-on-gpu-0", "module-prefix"),
+    ),
+    (
         "Did a rank raise or die?",
         "the rank that failed first, by itself",
         ("one-rank-raises", "unused-parameters", "marked-ready-twice", "collective-shape", "nccl-in-docker"),
@@ -56,11 +61,6 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             *("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
             *("same-augmentation", "all-gather-gradient", "padded-accumulation"),
         ),
-    ),
-    (
-        "Is it wrong only after a resume?",
-        "who wrote the file; its names",
-        ("several-writers", "all-on-gpu-0", "module-prefix"),
     ),
 )
 

@@ -107,13 +107,14 @@ def _fit(page: Figure | SubFigure, cost: CollectiveCost) -> None:
     )
     top.plot(cost.sizes, [1e6 * t for t in cost.seconds], "o", color=rank_colour(0), markersize=5, label="measured")
     if smallest < cost.half_bytes < largest:
-        top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=f"half is latency: {cost.half_bytes:,.0f} bytes")
+        half = f"half is latency: {cost.half_bytes / 1024:,.0f} KiB"
+        top.axvline(cost.half_bytes, color=LINE, linestyle=":", label=half)
     top.set(xscale="log", yscale="log")
     plain_axes(top)
     name_axes(top, up="microseconds (log)")
     legend(top, loc="upper left")
     line = f"the line says {1e6 * cost.alpha_s:.0f} µs and {cost.peak_bus_bytes_per_s / 1e9:.2f} GB/s"
-    most = f"at most {max(cost.bus_bytes_per_s) / 1e9:.2f} GB/s were measured"
+    most = f"at most {max(cost.bus_bytes_per_s) / 1e9:.2f} GB/s was measured"
     top.set_title(f"{cost.op}, {cost.world_size} ranks: {line}, {most}", color=INK, fontsize=LABEL)
     bottom.axhline(0, color=INK, linewidth=1.4)
     above = [100 * left for left in cost.residuals]

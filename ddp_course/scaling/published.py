@@ -88,7 +88,7 @@ torch's own benchmark, with known rows, is 5 to 6 % above the prediction. 3 % of
 (0.100 s for 0.097 s): what DDP costs by itself. The rest is computing that shares the GPU with communication.
 256 GPUs: a tenth more time is predicted, the paper has twice the time. Its GPUs were shared with other jobs, and in
 other places for each run. A link of one's own and ranks that are all equally fast are what this simulation takes for
-granted: it says what the network must cost at least, not what a cluster adds."""
+granted: it says what a ring must cost at least, not what a cluster adds."""
 
 
 # --- The networks, layer by layer ------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _bound(messages: list[_Message], exposed_s: float, step_s: float, latency_s:
         return "The link's bandwidth bounds the step: buckets queue for it, and no bucket size sends fewer bytes."
     if buckets == 1 and talking_s > backward_s:
         return "The link's bandwidth bounds the step: it takes longer than backward, which could hide only a part."
-    return "The last bucket bounds the step: nothing is left to compute behind which it could hide; make it smaller."
+    return "The last bucket bounds the step: no computing is left that could hide it; make it smaller."
 
 
 # --- Sweeps ----------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_the_same_shuffled_order_is_found_and_names_the_rank_if_it_is_one():
     everyone[1].epochs[1] = everyone[1].epochs[0]
     found = look(everyone)  # rank 1 then also holds rows that rank 0 drew in this epoch
     assert [f.fault for f in found] == ["missing-sampler", "missing-set-epoch"]
-    assert found[1].rank == 1 and "rank 1 drew the same 50 rows" in found[1].evidence
+    assert found[1].rank == 1 and "rank 1 drew 50 rows in the same" in found[1].evidence
     for facts in everyone:
         facts.epochs[1] = facts.epochs[0][:30]  # left early
     assert (only(everyone).fault, only(everyone).rank) == ("missing-set-epoch", None)

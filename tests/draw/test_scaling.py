@@ -62,4 +62,4 @@ def test_the_fit_and_what_it_leaves_over():
     assert list(top.lines[1].get_ydata()) == pytest.approx([1e6 * t for t in COST.seconds])
     assert top.lines[0].get_ydata()[0] == pytest.approx(1e6 * COST.predicted_s(SIZES[0]))
     assert list(bottom.lines[-1].get_ydata()) == pytest.approx([100 * left for left in COST.residuals])
-    assert top.get_legend().get_texts()[2].get_text() == f"half is latency: {COST.half_bytes:,.0f} bytes"
+    assert top.get_legend().get_texts()[2].get_text() == f"half is latency: {COST.half_bytes / 1024:,.0f} KiB"

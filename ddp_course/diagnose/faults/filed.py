@@ -268,8 +268,8 @@ FAULTS = (
         name="all-gather-gradient",
         title="The gradient ends at all_gather",
         symptom="None. A contrastive loss falls more slowly with more ranks.",
-        cause="dist.all_gather returns numbers without a history. Each rank's loss reaches its own rows only, and "
-        "what the others' losses would tell it is lost; the mean over W ranks is 1/W of the gradient.",
+        cause="dist.all_gather returns numbers without a history, so each rank's loss reaches its own rows only. Where "
+        "every rank takes the loss of all rows, the mean over W ranks is 1/W of the gradient.",
         cure="torch.distributed.nn.functional.all_gather, whose backward sends each rank its part.",
         met_at="https://github.com/huggingface/accelerate/issues/1154",
         provoke=gather_numbers_without_history,

@@ -18,7 +18,7 @@ SILENT = {fault.name: fault for family in catalogue.SILENT for fault in family.F
 RANK = {"several-writers": 1, "all-on-gpu-0": 1, "batchnorm-drift": 1}  # of the others all ranks do the same
 SAYS = {
     "missing-sampler": "2 ranks drew 404 rows, 202 of them different; each would draw 101",
-    "missing-set-epoch": "every rank drew the same 101 rows in the same shuffled order",
+    "missing-set-epoch": "every rank drew 101 rows in the same shuffled order as in the epoch before",
     "padded-evaluation": "of 31 rows evaluated, 1 row counted more often than the others",
     "mean-of-means": "the mean of the ranks' means",
     "several-writers": "ranks 0 and 1 wrote the same file, model.pt",

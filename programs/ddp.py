@@ -49,7 +49,7 @@ def main():
     sampler = DistributedSampler(train, shuffle=True)  # 2: rows of its own for each rank
     loader = DataLoader(train, batch_size=options.batch // world_size, sampler=sampler)
     model = make_model().to(device)
-    # 4: equal weights at the start, and averaged gradients in each step
+    # 3: equal weights at the start, and averaged gradients in each step
     replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     first = 0
@@ -60,7 +60,7 @@ def main():
         first = saved["epoch"]
 
     for epoch in range(first, options.epochs):
-        sampler.set_epoch(epoch)  # 3: a new order in each epoch
+        sampler.set_epoch(epoch)  # 4: a new order in each epoch
         total = torch.zeros((), device=device)
         model.train()
         for x, y in loader:

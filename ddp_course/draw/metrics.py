@@ -120,6 +120,7 @@ def printed_losses(runs: Mapping[str, Sequence[float]]) -> Figure:
             box(ax, 2.4 + column * epoch, y, column - 0.1, 0.34, f"{loss:.3f}", **look)
     fall = all(losses[-1] < losses[0] for losses in runs.values())
     falls = f"{'Every' if fall else 'Not every'} loss falls"
-    finding(ax, f"{falls}; {wrong} of {len(runs)} programs differ from the first (dashed), {early} from epoch 0 on")
+    differ = f"{wrong} of {len(runs) - 1} differ (dashed) from {next(iter(runs))}, {early} of them from epoch 0 on"
+    finding(ax, f"{falls}; {differ}")
     ax.says = "; ".join(f"{name}: {', '.join(f'{loss:.3f}' for loss in losses)}" for name, losses in runs.items())
     return figure

@@ -46,6 +46,6 @@ def test_own_losses_are_shown_in_percent_of_the_loss_over_all_ranks():
 def test_printed_losses_marks_what_is_not_the_first_programs():
     ax = printed_losses({"one": [0.6, 0.3], "two": [0.60001, 0.3], "three": [0.6, 0.301]}).axes[0]
     assert [shape.get_linestyle() == "--" for shape in ax.patches] == [False] * 5 + [True]
-    assert ax.get_title("left") == "Every loss falls; 1 of 3 programs differ from the first (dashed), 0 from epoch 0 on"
+    assert ax.get_title("left") == "Every loss falls; 1 of 2 differ (dashed) from one, 0 of them from epoch 0 on"
     early = printed_losses({"one": [0.6, 0.3], "two": [0.5, 0.7]}).axes[0].get_title("left")
-    assert early.startswith("Not every") and early.endswith("1 from epoch 0 on")
+    assert early.startswith("Not every") and early.endswith("1 of them from epoch 0 on")

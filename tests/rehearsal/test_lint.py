@@ -10,7 +10,7 @@ from ddp_course.rehearsal.lint import RULES, lint
 from tests.rehearsal.strangers import scripts, verdict
 
 PROGRAM = (Path(__file__).parents[2] / "programs" / "ddp.py").read_text()
-SET_EPOCH = "        sampler.set_epoch(epoch)  # 3: a new order in each epoch\n"
+SET_EPOCH = "        sampler.set_epoch(epoch)  # 4: a new order in each epoch\n"
 TOTAL = "        dist.all_reduce(total)\n"
 TRAINER = """
 import argparse, os, torch, torch.distributed as dist, numpy as np

@@ -77,7 +77,7 @@ def test_silent_faults_are_named_on_their_lines(tmp_path):
         ("def main():\n", SLOW_AND_ALIKE),
         ("DataLoader(train,", "DataLoader(Noisy(train),"),
         ("options.batch // world_size", "options.batch"),
-        ("        sampler.set_epoch(epoch)  # 3: a new order in each epoch\n", ""),
+        ("        sampler.set_epoch(epoch)  # 4: a new order in each epoch\n", ""),
         ("            optimizer.step()\n", f"{DIVIDED}            optimizer.step()\n"),
         ("    mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))\n", PADDED),
         ("DataLoader(mine, batch_size=256)", "DataLoader(data, batch_size=256, sampler=sampler)"),

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import legend, name_axes, page, plain_axes
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
-from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, RANK_COLOURS, WIDTH, rank_colour
+from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, RANK_COLOURS, SMALL, WIDTH, rank_colour
 
 CONDITIONS = ("same start", "same gradient", "same step", "same replicas")
+MOMENTS = ("before training", "in the worst step", "in the worst step", "after training")
 STYLES = ("-", "--", "-.", ":")
 
 
@@ -41,15 +42,17 @@ def three_conditions(world_size: int = 2) -> Figure:
 def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = CONDITIONS) -> Figure:
     """One row a run, one column a condition: the largest difference between ranks there, or "equal" if it is 0.
 
-    The last column is the outcome of the others.
+    The last column is the outcome of the others. Below each name stands at which of MOMENTS the ranks were compared.
     """
     row, top = 0.62, 0.62
     height = top + row * len(runs) + 0.1
     figure, ax = canvas(height)
     left = 2.3
     column = (WIDTH - left) / len(columns)
-    for place, name in enumerate(columns):
-        label(ax, left + column * (place + 0.5) - 0.06, height - 0.32, name, bold=True)
+    for place, (name, moment) in enumerate(zip(columns, MOMENTS, strict=False)):
+        x = left + column * (place + 0.5) - 0.06
+        label(ax, x, height - 0.26, name, bold=True)
+        label(ax, x, height - 0.49, moment, size=SMALL, ink=MUTED)
     for number, (run, differences) in enumerate(runs.items()):
         y = height - top - row * (number + 1)
         label(ax, 0.12, y + row / 2, run, align="left", bold=True)

@@ -145,7 +145,7 @@ def _step_title(step: int, world_size: int) -> str:
     if step == 0:
         return "before"
     half, within = divmod(step - 1, world_size - 1)
-    return f"{('add', 'copy')[half]}, step {within + 1}"
+    return f"{('add', 'copy')[half]}, step {within + 1 - half}"  # as the code counts: copies from 0
 
 
 def _chunk(

@@ -95,7 +95,8 @@ def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Fig
         rank_bytes: of all gradients; a ring sums them.
     """
     sent = 2 * (replicas - 1) * rank_bytes // replicas  # in a ring
-    master = ["all devices together", *(f"{kind}: {_size(number)}" for kind, number in traffic.items() if number)]
+    kinds = (f"{kind}: {_size(number)}" for kind, number in traffic.items() if number)
+    master = ["the master, to and from the others", *kinds]
     rank = ["each rank", f"out: {_size(sent)}", f"in: {_size(sent)}"]
     base = 0.24 * max(len(master), len(rank)) + 0.2
     figure, ax = canvas(base + 2.95)

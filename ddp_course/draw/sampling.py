@@ -23,7 +23,7 @@ def dealt(by_rank: Sequence[Sequence[int]], length: int, point: str = "") -> Fig
 
     Args:
         by_rank: the indices that each rank's sampler gave.
-        length: samples in the dataset; those that no rank got are listed in the heading.
+        length: samples in the dataset; the heading counts those that no rank got, and lists the first.
         point: what the picture shows, before the count in its heading.
     """
     steps = max(map(len, by_rank), default=0)
@@ -64,7 +64,7 @@ def _repeated(by_rank: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
 def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> str:
     seen = {index for indices in by_rank for index in indices}
     never = [index for index in range(length) if index not in seen]
-    shown = ", ".join(map(str, never if len(never) <= 8 else [*never[:7], "..."]))
+    shown = ", ".join(map(str, never if len(never) <= 4 else [*never[:3], "..."]))
     parts = [f"{len(seen)} of {length} samples seen", f"{repeated} repeated (dashed)" if repeated else ""]
     parts.append(f"{len(never)} never seen: {shown}" if never else "")
     return "; ".join(part for part in parts if part)

@@ -79,7 +79,7 @@ def test_a_rank_without_values_is_shown_as_such():
 def test_the_ring_marks_what_just_arrived_and_what_is_complete():
     figure = draw.ring_steps(ring_snapshots(3))
     titles = [text for text in draw.texts_of(figure) if ", step" in text or text == "before"]
-    assert titles == ["before", "add, step 1", "add, step 2", "copy, step 1", "copy, step 2"]
+    assert titles == ["before", "add, step 1", "add, step 2", "copy, step 0", "copy, step 1"]
     found = boxes_of(figure)
     assert len(found["111"]) == 3 * (1 + 2 + 3)  # a complete chunk each, then two, then all three
     senders = {draw.rank_colour(rank).upper() for rank in range(3)}

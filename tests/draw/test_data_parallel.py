@@ -62,7 +62,7 @@ def test_the_noise_is_held_against_the_root_of_the_batch_size():
 def test_the_flows_list_every_byte_that_travelled():
     texts = draw.texts_of(two_flows(3, TRAFFIC, 1_234_567))
     assert texts[-9:] == [
-        "all devices together",
+        "the master, to and from the others",
         "out: inputs: 6.14 kB",
         "out: parameters: 1.23 MB",
         "in: outputs: 999 B",

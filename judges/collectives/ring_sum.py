@@ -64,6 +64,7 @@ class Case:
     dtype: str = "float32"
     shape: tuple[int, ...] = (-1,)
     transposed: bool = False
+    rounded: bool = False  # the sum depends on the order in which it is made
 
     def __str__(self) -> str:
         return f"{len(self.brought)} ranks" + f" and shape {list(self.shape)}" * (len(self.shape) > 1)
@@ -81,7 +82,8 @@ def make_case(world_size: int, n: int, rng: Random, base: int = BASE, **kind: An
 
 def rounding_case(world_size: int, n: int, rng: Random) -> Case:
     """Numbers whose sum in float32 depends on the order in which they are added."""
-    return Case([[rng.uniform(-1, 1) * 2.0 ** rng.randint(-8, 8) for _ in range(n)] for _ in range(world_size)])
+    brought = [[rng.uniform(-1, 1) * 2.0 ** rng.randint(-8, 8) for _ in range(n)] for _ in range(world_size)]
+    return Case(brought, rounded=True)
 
 
 def _mistake(seen: Seen, totals: list, wrong: list[int]) -> str:

@@ -193,8 +193,12 @@ def weights(seen: Seen) -> Fault | None:
     if steps[0]:
         cause = "the gradients, or the weights, of the first step are wrong already"
     elif left := next(filter(None, steps), None):
-        cause = f"step 1 is right, step {steps.index(left) + 1} is not: nothing of the step before may be left over, "
-        cause += f"and what hooks count must begin from zero again. {left.expected}, found {left.found}"
+        step = steps.index(left)
+        cause = f"step 1 is right, step {step + 1} is not: nothing of the step before may be left over, and what hooks "
+        cause += f"count must begin from zero again. {left.expected}, found {left.found}"
+        if step == seen.case.thrice:
+            cause = f"step {step + 1} has three backward passes before one update: their means add up, in each "
+            cause += f"parameter that any of them used. {left.expected}, found {left.found}"
     expected = f"after {len(right)} steps, {name} is {short(weights[name])}, as in one process"
     return Fault(expected, short(seen["weights"][name]), seen.rank, cause)
 

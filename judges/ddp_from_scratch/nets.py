@@ -8,7 +8,7 @@ Read next: `average.py`, which says what a difference means.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,7 +54,7 @@ class Task:
     tied: bool = False
     adam: bool = False
     blank: tuple[tuple[int, int], ...] = ()  # step and rank where rows are 0, and so are the first weights' gradients
-    thrice: int = -1  # a step of three passes, each for a third of the loss: forward, backward, twice forward, ...
+    thrice: int = -1  # a step of three passes, each for a third of the loss, where each rank also has others' adapters
 
     def model(self, rank: int = 0) -> Net:
         """Return the network as this rank would begin with it, in float64."""
@@ -66,11 +66,18 @@ class Task:
         """Bytes of all gradients."""
         return sum(p.nbytes for p in self.model().parameters() if p.requires_grad)
 
-    def loss(self, model: nn.Module, rank: int, step: int) -> torch.Tensor:
-        """Return the mean loss over one rank's rows."""
+    def losses(self, model: nn.Module, rank: int, step: int) -> Iterator[torch.Tensor]:
+        """Yield the loss of each pass; their sum is the mean over one rank's rows."""
+        passes = 3 if step == self.thrice else 1
+        for number in range(passes):
+            yield self.loss(model, rank, step, number) / passes
+
+    def loss(self, model: nn.Module, rank: int, step: int, number: int = 0) -> torch.Tensor:
+        """Return the mean loss over one rank's rows, in this pass of the step."""
         generator = torch.Generator().manual_seed(1000 * self.seed + 10 * step + rank)
         x, y = (torch.randn(self.rows, n, generator=generator, dtype=torch.float64) for n in (self.width, OUTPUTS))
-        use, x = self.uses[step][rank], x * ((step, rank) not in self.blank)
+        uses = self.uses[step]
+        use, x = uses[(rank + number) % len(uses)], x * ((step, rank) not in self.blank)
         return ((model(x, use=use) if use else model(x)) - y - rank).square().mean()
 
     def train(self, model: nn.Module, backward: Callable[[int], None]) -> list[Values]:
@@ -97,7 +104,7 @@ def one_process(task: Task, world_size: int) -> tuple[list[Values], list[list[Va
     model, alone = task.model(), []
 
     def backward(step: int) -> None:
-        losses = [task.loss(model, rank, step) for rank in range(world_size)]
+        losses = [sum(task.losses(model, rank, step)) for rank in range(world_size)]
         alone.append([])
         for loss in losses:
             model.zero_grad()

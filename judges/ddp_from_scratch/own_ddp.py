@@ -41,9 +41,9 @@ def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
 
         def backward(step: int) -> None:
             replica.train(step != 1)  # gradients are averaged in eval mode, too
-            passes, losses = 3 if step == task.thrice else 1, []
-            for number in range(passes):
-                losses.append(task.loss(replica, rank, step) / passes)
+            losses = []
+            for number, loss in enumerate(task.losses(replica, rank, step)):
+                losses.append(loss)
                 while losses and number != 1:  # the second loss waits for the third
                     backward_pass(losses.pop(0), late=step == 0 and rank == world_size - 1)
 
@@ -177,7 +177,7 @@ def rounds_of_some(rng: Random) -> list[Round]:
     used = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 3, thrice=2)
     seed, (before, alone), (after, later) = rng.randint(1, 10**6), uneven(second, rng), uneven(second, rng)
     steps = (*before, ((0, 1, 2),) * second, *after)
-    some = nets.Task(4, used.rows, seed, steps, blank=((1, alone), (4, later)))
+    some = nets.Task(4, used.rows, seed, steps, blank=((1, alone), (4, later)), thrice=3)
     return [Round(first, [("used", used)]), Round(second, [("uneven", some)])]
 
 

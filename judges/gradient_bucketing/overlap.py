@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -62,11 +63,24 @@ class Task:
         return Crossed(*tasks.net(self.seed, *[self.width] * (self.layers + 1)))
 
     @property
+    def sizes(self) -> list[int]:
+        """The bytes of each gradient."""
+        return [parameter.nbytes for parameter in self.model().parameters()]
+
+    @property
     def plan(self) -> list[int]:
         """The bytes of each bucket."""
-        sizes = [parameter.nbytes for parameter in self.model().parameters()]
-        case = planning.Case(sizes, ["float64"] * len(sizes), self.cap, self.cap)
+        case = planning.Case(self.sizes, ["float64"] * len(self.sizes), self.cap, self.cap)
         return case.bytes_of(planning.greedy(case))
+
+    def due(self, n_bytes: int, arrived: list[int]) -> int:
+        """Return with how many gradients so many bytes are there, filled as planned or in the order of arrival."""
+        found = []
+        for order in (arrived, list(reversed(range(len(self.sizes))))):
+            filled = accumulate(self.sizes[index] for index in order)
+            count = next((n for n, size in enumerate(filled, 1) if size >= n_bytes), len(order))
+            found.append(max(arrived.index(index) + 1 for index in order[:count]))
+        return max(found)
 
 
 class Crossed(nn.Sequential):
@@ -105,15 +119,15 @@ class Gate:
 
 
 def act(cls, task: Task, rank: int, world_size: int) -> Note:
-    """Train some steps; note gradients, weights, a log of each step, and the bytes that each collective found ready.
+    """Train some steps; note gradients, weights, a log of each step, and how many gradients each collective found.
 
     In the logs, 0 is the moment when the first layer's weight has its gradient.
     """
-    model, gate, note = task.model(), Gate(task.gate, rank, world_size), Note(gradients=[], sent=[])
+    model, gate, note = task.model(), Gate(task.gate, rank, world_size), Note(gradients=[], sent=[], arrived=[])
     logs: list[Log] = []
-    ready = [0]  # bytes of gradients, as they come
-    for p in model.parameters():  # before the answer's own hooks
-        p.register_hook(lambda gradient: ready.append(ready[-1] + gradient.nbytes))
+    arrived: list[int] = []  # parameters, in the order in which their gradients come
+    for index, p in enumerate(model.parameters()):  # before the answer's own hooks
+        p.register_hook(lambda gradient, index=index: arrived.append(index))
 
     def first_layer() -> None:
         gate.mark("through")
@@ -125,10 +139,11 @@ def act(cls, task: Task, rank: int, world_size: int) -> Note:
         x, y = tasks.batch(task.seed, rank, step, ROWS, task.width)
         model.zero_grad()
         replica.train(step != 1)  # gradients are averaged in eval mode, too
-        ready[:], there = [0], []
+        there: list[int] = []
+        arrived.clear()
         with Log(model) as log, Collectives() as seen:
             logs.append(log)
-            seen.on_call = lambda there=there: there.append(ready[-1])
+            seen.on_call = lambda there=there: there.append(len(arrived))
             outputs = replica(x)
             outputs.register_hook(gate.hold)
             nn.functional.mse_loss(outputs, y).backward()
@@ -137,11 +152,12 @@ def act(cls, task: Task, rank: int, world_size: int) -> Note:
             found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
         gate.path = ""
         note["sent"].append([pair for pair in zip(seen.calls, there, strict=True) if pair[0].op != "barrier"])
+        note["arrived"].append(list(arrived))
         note["gradients"].append(torch.cat([gradient.flatten() for gradient in found]).tolist())
         tasks.descend(model, torch.tensor(note["gradients"][-1], dtype=torch.float64), RATE)
     blocked = "" if gate.met.get("through", True) else "backward stands still until the last rank has begun its own"
     early = "it returned while the last rank had not sent its gradients yet" if gate.met.get("finished") else ""
-    note |= {"parameters": 2 * task.layers, "total": ready[-1], "blocked": blocked, "early": early}
+    note |= {"parameters": 2 * task.layers, "blocked": blocked, "early": early}
     return Note(note, weights=tasks.weights(model), logs=[log.text for log in logs], first=[logs[0].text])
 
 
@@ -276,19 +292,18 @@ def as_planned(seen: Seen) -> Fault | None:
     return first_mistake(f"collectives of {seen.case.plan} bytes in each step", causes, seen.rank)
 
 
-def none_ready(seen: Seen) -> Fault | None:
-    """At no collective, another whole bucket lies ready."""
-    for sent in seen["sent"]:
-        on_way = 0
-        for number, (call, ready) in enumerate(sent, 1):
-            on_way += call.n_bytes
-            if call.op == "all_reduce" and ready - on_way >= seen.case.cap:
-                found = f"at collective {number}, {ready} bytes of gradients were ready and {on_way} on their way"
-                return Fault("a bucket starts as soon as its last gradient is there", found, seen.rank, WAITS)
+def at_once(seen: Seen) -> Fault | None:
+    """A bucket starts with its last gradient, before another one comes."""
+    for sent, arrived in zip(seen["sent"], seen["arrived"], strict=True):
+        on_way = accumulate(call.n_bytes for call, _ in sent)
+        for number, ((call, there), n_bytes) in enumerate(zip(sent, on_way, strict=True), 1):
+            if call.op == "all_reduce" and there > (due := seen.case.due(n_bytes, arrived)):
+                expected = f"bucket {number} starts with its last gradient, number {due} of {len(arrived)}"
+                return Fault(expected, f"it started with number {there}", seen.rank, WAITS)
     return None
 
 
-counted, overlapped = all_of(count_is_right, as_planned), all_of(in_time, none_ready)
+counted, overlapped = all_of(count_is_right, as_planned), all_of(in_time, at_once)
 AT_WORK = "a rank computes on while its buckets wait for a slower rank"
 asynchronous = all_of(
     log_is(AT_WORK, {r".*s.*": "nothing is launched while backward computes"}, of="first"),

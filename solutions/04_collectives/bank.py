@@ -229,7 +229,7 @@ leftwards, batched, chunks cut by hand
 """
 
 RING_WRONG = r"""
-whole tensors go round | bytes bits shapes | whole tensors go round
+whole tensors go round | bytes bits sizes shapes | whole tensors go round
     def ring_all_reduce(rank, world_size, tensor):
         passing = tensor.clone().contiguous()
         for _ in range(world_size - 1):
@@ -282,6 +282,17 @@ a step too few | sum sizes shapes | each chunk must go round in W-1 steps
     range(1, world_size) => range(1, world_size - 1)
 sends what it receives into | sum sizes shapes | both sides must mean the same chunk
     [(mine, right)], [(arrived => [(theirs, right)], [(arrived
+fewer elements than ranks go round whole | sizes | in its own order, and rounds
+    for step in range(1, world_size): => if len(flat) < world_size:
+            passing = flat.clone()
+            for _ in range(world_size - 1):
+                arrived = torch.empty_like(passing)
+                collectives.exchange([(passing, right)], [(arrived, left)])
+                flat += arrived
+                passing = arrived
+            tensor.copy_(flat.view_as(tensor))
+            return
+        for step in range(1, world_size):
 only sizes that divide | sizes | may give fewer chunks than ranks
     flat.tensor_split(world_size) => flat.split(max(1, flat.numel() // world_size))
 slices of n // W | sizes | these elements are in no chunk

@@ -310,6 +310,42 @@ OVERLAP_LAZY = but(
     "        if len(self.ready) < sum(map(len, self.plan)):\n            return\n        while self.sent",
 )
 
+OVERLAP_ONE_LATE = """
+class OverlappedDDP(nn.Module):
+    def __init__(self, module, cap_bytes):
+        super().__init__()
+        self.module = module
+        self._cap = cap_bytes
+        self._collected, self._size = [], 0
+        self._works = []
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def _ready(self, parameter):
+        if self._size >= self._cap:
+            self._launch()
+        self._collected.append(parameter)
+        self._size += parameter.numel() * parameter.element_size()
+
+    def _launch(self):
+        flat = torch.cat([each.grad.flatten() for each in self._collected])
+        flat /= dist.get_world_size()
+        self._works.append((dist.all_reduce(flat, async_op=True), flat, self._collected))
+        self._collected, self._size = [], 0
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_sync(self):
+        if self._collected:
+            self._launch()  # what is left
+        for work, flat, parameters in self._works:
+            work.wait()
+            for parameter, mean in zip(parameters, flat.split([each.numel() for each in parameters])):
+                parameter.grad.copy_(mean.view_as(parameter))
+        self._works.clear()
+"""
+
 OVERLAP_OLD_FLAT = but(
     OVERLAP,
     "            flat = torch.cat([each.grad.flatten() for each in parameters])",
@@ -655,6 +691,8 @@ WRONG = [
           OVERLAP_FROM_FRONT),
     wrong("07.2", "all buckets when the last gradient is there", "overlap", "the buckets wait for the first layer",
           OVERLAP_LAZY),
+    wrong("07.2", "a bucket leaves when the next one begins", "overlap", "must not wait for gradients of another one",
+          OVERLAP_ONE_LATE),
     wrong("07.2", "sum in place of the mean", "gradients steps", "gradients are summed over the ranks, not averaged",
           OVERLAP, "            flat.div_(dist.get_world_size())\n", ""),
     wrong("07.2", "two ranks, always", "gradients steps", "times the mean", OVERLAP, "dist.get_world_size()", "2"),

@@ -53,7 +53,8 @@ def _run(text: str, arguments: list[str]) -> tuple[str, list]:
     save, out = torch.save, io.StringIO()
 
     def noted(what: Any, *args: Any, **kwargs: Any) -> None:
-        saved.append(_numbers(what))
+        if not isinstance(what, torch.UntypedStorage | torch.TypedStorage):  # pickle sends a tensor's memory so
+            saved.append(_numbers(what))
         save(what, *args, **kwargs)
 
     torch.save = noted

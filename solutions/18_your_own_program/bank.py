@@ -138,6 +138,14 @@ one forward for both parts, the means weighted, an early name for the state
         )
 """
 
+# Pickle sends a tensor by torch.save, into memory.
+REPAIR_BY_ONE = r"""
+rank 0 reads the state, and sends it as an object
+    saved = torch.load("state.pt", weights_only=True) => box = [not rank and torch.load("state.pt", weights_only=True)]
+            dist.broadcast_object_list(box, src=0)
+            saved = box[0]
+"""
+
 REPAIR_WRONG = r"""
 the forward past the replica stays | step resume error | look at each forward
     replica(x), y) / PARTS).backward()\n                optimizer => model(x), y) / PARTS).backward()
@@ -218,6 +226,7 @@ names of its own | all | no fault is called
 RIGHT = [
     *right("18.1", CONVERT, CONVERT_RIGHT),
     *right("18.2", REPAIR, REPAIR_RIGHT),
+    *right("18.2", REPAIRED, REPAIR_BY_ONE),
     *right("18.3", INCIDENT, INCIDENT_RIGHT),
 ]
 WRONG = [

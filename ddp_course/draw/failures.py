@@ -56,7 +56,7 @@ LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Do the numbers differ from one process's?",
-        "rows, sums and counts, statistics",
+        "rows, sums, statistics",
         (
             *("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
             *("same-augmentation", "all-gather-gradient", "padded-accumulation"),

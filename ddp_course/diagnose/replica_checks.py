@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from ddp_course.diagnose.training_facts import Finding, RankFacts, Write
-from ddp_course.launcher.calls import listed_ranks
+from ddp_course.launcher.rank_status import listed_ranks
 
 PREFIX = "module."
 HARMLESS = ("cpu", "meta")  # to load a checkpoint there takes no GPU's memory

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddp_course.diagnose.recognise import Diagnosis
-from ddp_course.launcher.calls import Collective
+from ddp_course.launcher.rank_status import Collective
 
 LAST_SHARE = 0.7  # of the collectives: fewer is chance
 WAITED_SHARE = 0.25  # of a step: less is not worth fixing

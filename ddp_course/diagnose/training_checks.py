@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from ddp_course.diagnose import replica_checks
 from ddp_course.diagnose.training_facts import Finding, NotedMean, RankFacts
-from ddp_course.launcher.calls import listed_ranks
+from ddp_course.launcher.rank_status import listed_ranks
 
 FEWEST_ROWS = 8  # of an order that is judged: two shuffles of 8 rows are equal once in 40,320 times
 SAME = 1e-5  # relative difference below which two means are one: float32 sums differ by less

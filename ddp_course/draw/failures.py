@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ddp_course.draw.charts import chart, legend_beside, name_axes
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, SHARED, SMALL, WIDTH, rank_colour
-from ddp_course.launcher.calls import Whereabouts
+from ddp_course.launcher.rank_status import Whereabouts
 
 MOST_COLUMNS = 5  # collectives that fit beside each other
 LAST_WIDTH = 3.3  # inches, for the one that is waited in

@@ -20,9 +20,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ddp_course.groups import Place
-from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure
 from ddp_course.launcher.lines import Line
+from ddp_course.launcher.rank_status import Collective, Whereabouts
 from ddp_course.rendezvous import ROUND
 
 STORE_LIMIT_S = 5.0  # to reach the store

@@ -4,7 +4,7 @@ The exception itself may not survive the journey: its class may be defined in a 
 that raised it describes it: the learner's own frames, the causes, and whether it comes from communication. A rank that
 lost a peer is a witness, not the culprit.
 
-Read next: `report.py`, which lays the failures of all ranks side by side.
+Read next: `failure_report.py`, which lays the failures of all ranks side by side.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from ddp_course.launcher.compare_calls import Disagreement
 from ddp_course.launcher.lines import Line, own_frames, own_line, shown_name
-from ddp_course.launcher.same_calls import Disagreement
 
 MOST_FRAMES = 5  # that are shown at each end of a very long chain of calls
 _LOST = ("Connection closed", "Connection reset", "Broken pipe")  # a peer

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.launcher import wrapped
-from ddp_course.launcher.calls import MESSAGES, Collective
 from ddp_course.launcher.failure import is_talking
 from ddp_course.launcher.group_facts import GroupFacts
 from ddp_course.launcher.lines import own_place
+from ddp_course.launcher.rank_status import MESSAGES, Collective
 from ddp_course.launcher.recorder import Note, Recorder
 
 # torch's operators, by the names of the functions that people call

@@ -4,7 +4,7 @@ A stack goes through torch, Python's library and the course before it comes to t
 is the innermost one of their own, or, if there is none, the course's. Cells of a notebook have no file that ranks could
 read, so their text travels with the call.
 
-Read next: `calls.py`, which notes such a line for each collective.
+Read next: `rank_status.py`, which notes such a line for each collective.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddp_course.launcher import lines, packing, processes, report
-from ddp_course.launcher.call import Call
+from ddp_course.launcher import failure_report, lines, packing, processes
+from ddp_course.launcher.failure_report import RankError
 from ddp_course.launcher.relay import Relay
-from ddp_course.launcher.report import RankError
+from ddp_course.launcher.running_call import Call
 from ddp_course.launcher.settings import Settings, WrongValue, check_limit, takes_settings
 from ddp_course.rendezvous import agent_store
 
@@ -142,12 +142,12 @@ class RankPool:
             raise
         except BaseException as error:
             try:
-                where = report.where_all_were(call.whereabouts())
+                where = failure_report.where_all_were(call.whereabouts())
                 self._relay.finish()
             finally:
                 self.kill()
             if isinstance(error, KeyboardInterrupt):
-                raise report.RankInterrupt(
+                raise failure_report.RankInterrupt(
                     f"interrupted; the {self.world_size} ranks have been ended\n{where}"
                 ) from None
             raise

@@ -5,7 +5,7 @@ that has imported torch already and has never touched CUDA. They go away togethe
 whatever state they are in.
 
 Left out on purpose: `fork`, which CUDA refuses and which hangs after a multi-threaded product in the parent.
-Read next: `call.py`, one call under way on these processes.
+Read next: `running_call.py`, one call under way on these processes.
 """
 
 from __future__ import annotations

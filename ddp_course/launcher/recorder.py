@@ -4,7 +4,7 @@
 compares each with what the other ranks do in theirs, and keeps the last few, so that another thread can say at any time
 what this rank waits for.
 
-Read next: `same_calls.py`, the comparison; `waiting.py`, what is made of the notes of all ranks.
+Read next: `compare_calls.py`, the comparison; `wait_graph.py`, what is made of the notes of all ranks.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts, channel_of
+from ddp_course.launcher.compare_calls import SharedCalls
 from ddp_course.launcher.group_facts import GroupFacts, Groups
 from ddp_course.launcher.lines import Line, Place, line_at
-from ddp_course.launcher.same_calls import SharedCalls
+from ddp_course.launcher.rank_status import MESSAGES, Collective, Whereabouts, channel_of
 
 MOST_KEPT, MOST_REPORTED = 500, 100  # calls
 # In these a rank may give tensors of a size of its own, or none.

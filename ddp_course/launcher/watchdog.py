@@ -10,7 +10,7 @@ give, and all end with a nonzero status, so that torchrun ends or restarts the j
         train(place.rank, place.world_size)
 
 Left out on purpose: ending a rank on another host that holds its interpreter; its launcher does that.
-Read next: `joint_report.py`, how many ranks make one report.
+Read next: `watchdog_report.py`, how many ranks make one report.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from ddp_course import groups
-from ddp_course.launcher import joint_report, lines
+from ddp_course.launcher import lines, watchdog_report
 from ddp_course.launcher.bulletin import Address, Bulletin, Note, birth, store_address
-from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure, describe
 from ddp_course.launcher.interception import recorder
+from ddp_course.launcher.rank_status import Collective, Whereabouts
 from ddp_course.launcher.recorder import Waits
 
 HUNG_STATUS = 124  # of a rank that the watchdog ends; timeout(1) has the same
@@ -120,7 +120,7 @@ class Watchdog:
             return
         self.finished.wait(REPORT_LIMIT_S)
         if self.overdue and not self.told:
-            joint_report.say(self.alone())
+            watchdog_report.say(self.alone())
         if not self.leaving.is_set():  # else the program has an exception of its own to show, or has done its work
             _end()
 
@@ -160,7 +160,7 @@ class Watchdog:
             if self.alarm:
                 board.sound_alarm()
                 time.sleep(SETTLE_S)
-                self.told = joint_report.give(board, Note(self.where(), self.failure), self.timeout_s)
+                self.told = watchdog_report.give(board, Note(self.where(), self.failure), self.timeout_s)
             else:
                 board.post(Note(self.where(), self.failure, speaks=False))
         except RuntimeError as error:  # the store is gone, as when rank 0 hosts it and has finished

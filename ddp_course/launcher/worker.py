@@ -5,7 +5,7 @@ answers "where are you?" in the middle of a hang, and ends itself when the pipe 
 is gone.
 
 Left out on purpose: any collective after an error; peers may be waiting elsewhere.
-Read next: `rank_setup.py`, what it needs before that; `call.py`, the parent's side of the pipe.
+Read next: `rank_setup.py`, what it needs before that; `running_call.py`, the parent's side of the pipe.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import cloudpickle
 
 from ddp_course import groups
 from ddp_course.launcher import lines, packing, rank_setup
-from ddp_course.launcher.calls import Whereabouts
+from ddp_course.launcher.compare_calls import SharedCalls
 from ddp_course.launcher.failure import describe
 from ddp_course.launcher.interception import recorder
-from ddp_course.launcher.same_calls import SharedCalls
+from ddp_course.launcher.rank_status import Whereabouts
 from ddp_course.launcher.settings import Settings
 
 

@@ -35,8 +35,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_course.groups import my_device
-from ddp_course.launcher.calls import Collective
 from ddp_course.launcher.interception import mark, recorded
+from ddp_course.launcher.rank_status import Collective
 from ddp_course.scaling.spans import TALKING, Span
 
 STAGES = ("forward", "backward", "waiting", "optimizer")

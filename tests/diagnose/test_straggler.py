@@ -3,7 +3,7 @@
 import pytest
 
 from ddp_course.diagnose.straggler import arrivals, find_straggler
-from ddp_course.launcher.calls import Collective
+from ddp_course.launcher.rank_status import Collective
 
 
 def record(times_ms, group="", first=1):

@@ -5,8 +5,8 @@ import pytest
 from ddp_course import draw
 from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.draw.failures import ALARM, LADDER, hang, ladder, lateness
-from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.lines import Line
+from ddp_course.launcher.rank_status import Collective, Whereabouts
 
 
 def calls(rank: int, n: int, entered: int, op: str = "all_reduce") -> list[Collective]:

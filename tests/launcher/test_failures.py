@@ -8,9 +8,9 @@ from multiprocessing import Pipe
 import pytest
 
 from ddp_course import RankError, RankPool, launch
-from ddp_course.launcher.call import Call
-from ddp_course.launcher.calls import Whereabouts
 from ddp_course.launcher.processes import RankProcess
+from ddp_course.launcher.rank_status import Whereabouts
+from ddp_course.launcher.running_call import Call
 from tests.launcher import on_ranks
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left")]

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from ddp_course.launcher import hung, report
-from ddp_course.launcher.calls import Collective, Whereabouts, listed_ranks
+from ddp_course.launcher import failure_report, hang_report
+from ddp_course.launcher.compare_calls import Disagreement
 from ddp_course.launcher.failure import describe
 from ddp_course.launcher.lines import Line, own_line, shown_name
+from ddp_course.launcher.rank_status import Collective, Whereabouts, listed_ranks
 from ddp_course.launcher.relay import MOST_BYTES, Relay
-from ddp_course.launcher.same_calls import Disagreement
-from ddp_course.launcher.waiting import find_uneven
+from ddp_course.launcher.wait_graph import find_uneven
 
 HERE = Line("/tmp/ipykernel_12/345.py", 7, "train", "dist.all_reduce(x)")
 
@@ -31,7 +31,7 @@ def rank(number, *calls, status="running", **more):
 
 
 def test_the_missing_rank_is_the_one_that_is_behind():
-    error = hung.explain(3, [rank(0, call(1), waits(2)), rank(1, call(1)), rank(2, call(1), waits(2))])
+    error = hang_report.explain(3, [rank(0, call(1), waits(2)), rank(1, call(1)), rank(2, call(1), waits(2))])
     assert (error.kind, error.rank) == ("hung", 1)
     assert str(error).startswith("rank 1 never entered all_reduce #2 (float32 [2], 8 B); the others waited 3 s\n")
     assert "rank 1 was at the cell, line 7, in train: dist.all_reduce(x)" in str(error)
@@ -39,12 +39,12 @@ def test_the_missing_rank_is_the_one_that_is_behind():
 
 def test_of_several_missing_ranks_those_that_have_not_returned_are_blamed():
     ranks = [rank(0, waits(1)), rank(1), rank(2, status="returned")]
-    assert hung.explain(3, ranks).rank == 1
-    assert str(hung.explain(3, ranks)).startswith("rank 1 never entered all_reduce #1")
+    assert hang_report.explain(3, ranks).rank == 1
+    assert str(hang_report.explain(3, ranks)).startswith("rank 1 never entered all_reduce #1")
 
 
 def test_of_two_ranks_neither_is_blamed_if_one_has_returned():
-    error = hung.explain(3, [rank(0, call(1), waits(2)), rank(1, call(1), status="returned")])
+    error = hang_report.explain(3, [rank(0, call(1), waits(2)), rank(1, call(1), status="returned")])
     assert error.rank is None
     assert "rank 1 never entered all_reduce #2 (float32 [2], 8 B); rank 0 waited 3 s\n  rank 1 had returned" in str(
         error
@@ -54,26 +54,26 @@ def test_of_two_ranks_neither_is_blamed_if_one_has_returned():
 
 def test_one_that_waits_alone_for_ranks_that_have_returned_has_made_a_call_too_many():
     done = [rank(number, call(3), status="returned") for number in (0, 1, 2)]
-    error = hung.explain(3, [*done, rank(3, call(3), waits(4, members=(0, 1, 2, 3)))])
+    error = hang_report.explain(3, [*done, rank(3, call(3), waits(4, members=(0, 1, 2, 3)))])
     assert error.rank == 3
     assert "rank 3 waited 3 s alone in all_reduce #4" in str(error) and "Look at rank 3 first" in str(error)
 
 
 def test_a_rank_outside_the_group_is_not_blamed():
     ranks = [rank(0, waits(1, group="subgroup 1", members=(0, 1))), rank(1), rank(2)]
-    assert hung.explain(3, ranks).rank == 1
+    assert hang_report.explain(3, ranks).rank == 1
 
 
 def test_a_rank_that_waits_elsewhere_is_not_to_blame_but_whom_it_waits_for():
     ranks = [rank(0, waits(1, members=(0, 1))), rank(1, waits(1, group="subgroup 1", members=(1, 2))), rank(2)]
-    error = hung.explain(3, ranks)
+    error = hang_report.explain(3, ranks)
     assert error.rank == 2 and "rank 2 never entered all_reduce #1 (float32 [2], 8 B) on subgroup 1" in str(error)
 
 
 def test_a_circle_is_named_and_nobody_is_blamed():
     groups = {"subgroup 1": (0, 1), "subgroup 2": (1, 2), "subgroup 3": (0, 2)}
     ranks = [rank(n, waits(1, group=group, members=groups[group])) for n, group in enumerate(groups)]
-    error = hung.explain(3, ranks)
+    error = hang_report.explain(3, ranks)
     assert error.rank is None
     for step in ("rank 0 waits for rank 1 in all_reduce #1", "rank 1 waits for rank 2", "rank 2 waits for rank 0"):
         assert step in str(error)
@@ -81,30 +81,32 @@ def test_a_circle_is_named_and_nobody_is_blamed():
 
 def test_messages_are_matched_by_peer_and_tag():
     sent = waits(2, "send", members=(0, 1), root=1)
-    assert hung.explain(3, [rank(0, sent), rank(1, call(1, "recv", members=(0, 1), root=0))]).rank == 1
-    text = str(hung.explain(3, [rank(0, sent), rank(1)]))
+    assert hang_report.explain(3, [rank(0, sent), rank(1, call(1, "recv", members=(0, 1), root=0))]).rank == 1
+    text = str(hang_report.explain(3, [rank(0, sent), rank(1)]))
     assert text.startswith("rank 1 never posted the recv for send #2 to rank 1 (float32 [2], 8 B); rank 0 waited 3 s")
     crossed = waits(1, "recv", members=(0, 1), root=0, tag=7)
-    assert "circle" in str(hung.explain(3, [rank(0, waits(1, "send", members=(0, 1), root=1)), rank(1, crossed)]))
+    assert "circle" in str(
+        hang_report.explain(3, [rank(0, waits(1, "send", members=(0, 1), root=1)), rank(1, crossed)])
+    )
 
 
 def test_a_key_that_nobody_sets_is_named():
-    error = hung.explain(3, [rank(number, key="go") for number in (0, 1)])
+    error = hang_report.explain(3, [rank(number, key="go") for number in (0, 1)])
     assert error.rank is None
     assert "ranks 0 and 1 waited 3 s at the store for a key that no rank has set: go" in str(error)
-    error = hung.explain(3, [rank(0, waits(1)), rank(1, key="go"), rank(2, waits(1))])
+    error = hang_report.explain(3, [rank(0, waits(1)), rank(1, key="go"), rank(2, waits(1))])
     assert error.rank == 1 and "rank 1 waits at the store for the key 'go', was at the cell" in str(error)
 
 
 def test_a_rank_that_did_something_odd_is_blamed_and_told_where():
     odd = [("called all_reduce on a group that it is not in", HERE)]
-    error = hung.explain(3, [rank(0, waits(1)), rank(1, status="returned", oddities=odd)])
+    error = hang_report.explain(3, [rank(0, waits(1)), rank(1, status="returned", oddities=odd)])
     assert error.rank == 1 and "rank 1 called all_reduce on a group that it is not in: the cell, line 7" in str(error)
 
 
 def test_the_first_disagreement_is_shown_not_the_last():
     ranks = [rank(0, call(1), call(2, "broadcast"), call(3)), rank(1, call(1), call(2), call(3, "barrier", ()))]
-    text = str(hung.explain(3, ranks))
+    text = str(hang_report.explain(3, ranks))
     assert text.startswith("ranks disagree about collective #2:\n  rank 0 called broadcast #2")
 
 
@@ -128,35 +130,37 @@ def test_a_chain_of_calls_without_end_is_shown_at_its_ends_only():
 )
 def test_the_rank_that_stands_alone_is_blamed(other):
     ranks = [rank(0, call(1)), rank(1, call(1, **other)), rank(2, call(1))]
-    assert "ranks disagree about collective #1" in str(hung.explain(3, ranks))
-    assert hung.explain(3, ranks).rank == 1
-    assert hung.explain(3, ranks[:2]).rank is None
+    assert "ranks disagree about collective #1" in str(hang_report.explain(3, ranks))
+    assert hang_report.explain(3, ranks).rank == 1
+    assert hang_report.explain(3, ranks[:2]).rank is None
     ranks[2] = rank(2, status="running")
-    assert hung.explain(3, ranks).rank is None and "do not tell who is wrong" in str(hung.explain(3, ranks))
+    assert hang_report.explain(3, ranks).rank is None and "do not tell who is wrong" in str(
+        hang_report.explain(3, ranks)
+    )
 
 
 def test_a_rank_that_finds_a_disagreement_is_not_the_one_to_blame():
     """Two ranks may find it at once, each the other; which of them is wrong is seen from the third."""
     found = [describe(Disagreement(f"rank {a} calls this, where rank {b} calls that"), a) for a, b in ((0, 1), (1, 0))]
     one, two = (rank(a, call(1, "reduce_scatter", ((2,),) * (3 - a)), status="raised") for a in (0, 1))
-    assert hung.explain(3, [one, two, rank(2, waits(1, "reduce_scatter", ((2,),) * 3))], found).rank == 1
+    assert hang_report.explain(3, [one, two, rank(2, waits(1, "reduce_scatter", ((2,),) * 3))], found).rank == 1
     ranks = [rank(a, call(1, "gather", ((2 + a,),)), status="raised") for a in (0, 1)]
-    assert hung.explain(3, ranks, found).rank is None
-    assert "The calls alone do not tell who is wrong" in str(hung.explain(3, ranks, found))
+    assert hang_report.explain(3, ranks, found).rank is None
+    assert "The calls alone do not tell who is wrong" in str(hang_report.explain(3, ranks, found))
 
 
 def test_the_shape_may_differ_if_the_number_of_elements_does_not():
-    assert "disagree" not in str(hung.explain(3, [rank(0, call(1)), rank(1, call(1, sizes=((2, 1),)))]))
+    assert "disagree" not in str(hang_report.explain(3, [rank(0, call(1)), rank(1, call(1, sizes=((2, 1),)))]))
 
 
 def test_a_scatter_may_bring_tensors_on_one_rank_only():
     ranks = [rank(0, call(1, "scatter", ((2,), (2,)))), rank(1, waits(1, "scatter", ()))]
-    assert "disagree" not in str(hung.explain(3, ranks))
+    assert "disagree" not in str(hang_report.explain(3, ranks))
 
 
 def test_everybody_came_and_still_nothing():
     ranks = [rank(r, waits(1, members=(0, 1))) for r in range(2)]
-    assert "which all entered: look at the network" in str(hung.explain(3, ranks))
+    assert "which all entered: look at the network" in str(hang_report.explain(3, ranks))
 
 
 def test_calls_left_over_when_all_have_returned_are_named():
@@ -165,7 +169,7 @@ def test_calls_left_over_when_all_have_returned_are_named():
     ranks = [rank(0, *more, members=members), rank(1, *fewer, members=members)]
     assert find_uneven(ranks) == {0: 2, 1: 1}
     text = "rank 0 made 1 call more than rank 1, and all have returned:\n  rank 0 called all_reduce #2"
-    assert str(hung.uneven({0: 2, 1: 1}, ranks)).startswith(text)
+    assert str(hang_report.uneven({0: 2, 1: 1}, ranks)).startswith(text)
     assert find_uneven([rank(0, *more, members=members), rank(1, *more, members=members)]) is None
     assert find_uneven([rank(0, *more, members=members), rank(1, *fewer, members=members, ended=[""])]) is None
 
@@ -174,29 +178,29 @@ def test_a_message_that_nobody_received_is_left_over_too():
     sent = call(1, "send", members=(0, 1), root=1)
     ranks = [rank(0, sent, members={sent.channel: (0, 1)}), rank(1)]
     assert find_uneven(ranks) == {0: 1, 1: 0}
-    assert "rank 0 called send #1 to rank 1" in str(hung.uneven({0: 1, 1: 0}, ranks))
+    assert "rank 0 called send #1 to rank 1" in str(hang_report.uneven({0: 1, 1: 0}, ranks))
 
 
 def test_a_message_sent_to_the_wrong_rank_is_its_senders_fault():
     sent, expected = waits(1, "send", members=(0, 2), root=2), waits(1, "recv", members=(0, 1), root=0)
     ranks = [rank(0, sent), rank(1, expected), rank(2, status="returned")]
-    assert hung.explain(3, ranks).rank == 0
+    assert hang_report.explain(3, ranks).rank == 0
 
 
 def test_a_rank_that_gave_up_on_a_message_names_no_collective():
-    text = report.where_all_were([rank(0, status="raised")])
+    text = failure_report.where_all_were([rank(0, status="raised")])
     assert text.endswith("  rank 0  gave up in a message\n          the cell, line 7, in train: dist.all_reduce(x)")
 
 
 def test_no_line_is_longer_than_jupyterlab_shows():
     long = Line("/tmp/ipykernel_12/345.py", 7, "train", "x = " + "very_long_name + " * 30)
     ranks = [Whereabouts(0, "running", long, [waits(1, sizes=((2,),) * 30)], entered={"": 1}), rank(1)]
-    error = hung.explain(3, ranks)
+    error = hang_report.explain(3, ranks)
     assert max(map(len, error.report.splitlines())) <= 100
 
 
 def test_ipython_shows_the_report_alone():
-    error = hung.explain(3, [rank(0, waits(1)), rank(1)])
+    error = hang_report.explain(3, [rank(0, waits(1)), rank(1)])
     (text,) = error._render_traceback_()
     assert text.startswith("RankError: rank 1 never entered") and "Where the ranks were:\n  rank 0  waited in" in text
 
@@ -213,8 +217,8 @@ def test_ipython_shows_the_report_alone():
     ],
 )
 def test_exit_codes_are_explained(code, says):
-    assert says in report.why_died(code)
-    assert ("memory" in report.why_died(code)) == (code == -9)
+    assert says in failure_report.why_died(code)
+    assert ("memory" in failure_report.why_died(code)) == (code == -9)
 
 
 def test_bytes_are_counted_from_shape_and_dtype():
@@ -235,7 +239,7 @@ def test_the_learners_line_wins_over_torch_and_the_course():
     def frame(name):
         return traceback.FrameSummary(name, 3, "f", line="code")
 
-    stack = [frame("/home/me/train.py"), frame(report.__file__), frame(torch.__file__)]
+    stack = [frame("/home/me/train.py"), frame(failure_report.__file__), frame(torch.__file__)]
     assert own_line(traceback.StackSummary.from_list(stack)).filename == "/home/me/train.py"
     from ddp_course import groups
 

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from ddp_course import RankError, launch
 from ddp_course.launcher import bulletin
 from ddp_course.launcher.bulletin import Address, Note, birth
-from ddp_course.launcher.calls import Collective, Whereabouts
 from ddp_course.launcher.failure import Failure
 from ddp_course.launcher.interception import recorder
-from ddp_course.launcher.joint_report import explain, seen_from_outside
 from ddp_course.launcher.lines import Line
+from ddp_course.launcher.rank_status import Collective, Whereabouts
 from ddp_course.launcher.recorder import Waits
 from ddp_course.launcher.watchdog import HUNG_STATUS, Watchdog
+from ddp_course.launcher.watchdog_report import explain, seen_from_outside
 from tests.launcher import on_ranks
 
 pytestmark = pytest.mark.timeout(120)
@@ -38,7 +38,7 @@ PROGRAM = """
 import os, re, sys, threading, time
 import torch, torch.distributed as dist
 from ddp_course.groups import process_group
-from ddp_course.launcher import joint_report, watchdog
+from ddp_course.launcher import watchdog_report, watchdog
 
 def note(text):
     os.write(1, f"{text}\\n".encode())  # at once: torchrun's ranks share one pipe, and `print` writes in pieces
@@ -47,7 +47,7 @@ def say_when(text):
     note(f"told {time.time()}")
     say(text)
 
-say, joint_report.say = joint_report.say, say_when
+say, watchdog_report.say = watchdog_report.say, say_when
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 gradient = torch.ones(1000)
 watch = watchdog.Watchdog(float(sys.argv[1]))

@@ -6,8 +6,8 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import launch
-from ddp_course.launcher.calls import Collective
 from ddp_course.launcher.lines import Line
+from ddp_course.launcher.rank_status import Collective
 from ddp_course.parallel import BucketedDDP
 from ddp_course.scaling import trace
 from ddp_course.scaling.spans import Span, exposed_seconds, merge_ranks, overlapped_share, starts_inside_backward

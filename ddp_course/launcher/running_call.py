@@ -17,11 +17,11 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
-from ddp_course.launcher import hung, packing, report, waiting
-from ddp_course.launcher.calls import Whereabouts
+from ddp_course.launcher import failure_report, hang_report, packing, wait_graph
 from ddp_course.launcher.failure import Failure, describe
 from ddp_course.launcher.lines import Line, line_in_dump
 from ddp_course.launcher.processes import END_LIMIT_S, RankProcess
+from ddp_course.launcher.rank_status import Whereabouts
 from ddp_course.launcher.relay import Relay
 from ddp_course.launcher.wrapped import NOT_IN_IT
 
@@ -61,21 +61,21 @@ class Call:
             if self.starting and len(self.imported) < len(self.ranks):  # no limit of ours starts before that
                 deadline = now + limit_s
                 if now - start > IMPORT_LIMIT_S:
-                    raise report.still_importing(IMPORT_LIMIT_S, self.whereabouts(), self.imported.keys())
+                    raise failure_report.still_importing(IMPORT_LIMIT_S, self.whereabouts(), self.imported.keys())
             if now > deadline:
                 ranks = self.whereabouts()
                 if any(w.status in ("running", "silent") for w in ranks):
-                    raise report.over_limit(limit_s, ranks, self.starting)
+                    raise failure_report.over_limit(limit_s, ranks, self.starting)
                 continue  # the last answers came while we asked
             if now - start > timeout_s and not self.starting:
                 if now - asked > ASK_EVERY_S:
                     asked = now
                     self.ask()
                 known = [self.one(rank) for rank in self.ranks] if self.settled(now - asked) else []
-                if waiting.longest_s(known) > timeout_s + SETTLE_S:
+                if wait_graph.longest_s(known) > timeout_s + SETTLE_S:
                     raise self.explain(timeout_s)
         told = [self.answers[rank.rank][1] for rank in self.ranks]
-        if waiting.find_uneven(told) or any(w.oddities for w in told):
+        if wait_graph.find_uneven(told) or any(w.oddities for w in told):
             self.ask_after_the_end()
         return [self.unpacked(rank.rank, deadline) for rank in self.ranks]
 
@@ -86,10 +86,10 @@ class Call:
             RankError: calls were left over, or did nothing.
         """
         ranks = self.whereabouts()
-        if made := waiting.find_uneven(ranks):
-            raise hung.uneven(made, ranks)
+        if made := wait_graph.find_uneven(ranks):
+            raise hang_report.uneven(made, ranks)
         if outside := [w for w in ranks if any(NOT_IN_IT in words for words, _ in w.oddities)]:
-            raise hung.without_effect(outside[0], ranks)
+            raise hang_report.without_effect(outside[0], ranks)
 
     def unpacked(self, rank: int, deadline: float) -> Any:
         """Rebuild a rank's result, which runs the result's own code: it may raise anything, or take its time."""
@@ -97,11 +97,11 @@ class Call:
             return packing.unpack(self.answers[rank][0], deadline)
         except TimeoutError:
             text = f"the result of rank {rank} came in time, but rebuilding it from its bytes took longer than limit_s"
-            raise report.RankError("result", rank, text, self.whereabouts()) from None
+            raise failure_report.RankError("result", rank, text, self.whereabouts()) from None
         except Exception as error:
             failure = describe(error, rank, during="result")
             text = f"the result of rank {rank} came, but could not be rebuilt from its bytes: {failure.story}"
-            raise report.RankError("result", rank, text, self.whereabouts(), failure) from None
+            raise failure_report.RankError("result", rank, text, self.whereabouts(), failure) from None
 
     def listen(self, wait_s: float) -> None:
         """Take in every message, and then every death, that comes within `wait_s`."""
@@ -129,13 +129,13 @@ class Call:
         rank.process.join(END_LIMIT_S)
         self.dead[rank.rank] = rank.process.exitcode or 0
 
-    def explain(self, timeout_s: float) -> report.RankError:
+    def explain(self, timeout_s: float) -> failure_report.RankError:
         """Find the failure that caused the others."""
         ranks = self.whereabouts()
         if self.dead:
             first = next(iter(self.dead))
-            return report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
-        return hung.explain(timeout_s, ranks, self.failures.values())
+            return failure_report.died(first, self.dead[first], ranks, self.relay.text(first), self.starting)
+        return hang_report.explain(timeout_s, ranks, self.failures.values())
 
     def whereabouts(self) -> list[Whereabouts]:
         """Ask every living rank where it is, and wait until all is known or the patience ends."""
@@ -160,7 +160,7 @@ class Call:
     def one(self, rank: RankProcess) -> Whereabouts:
         """What is known of one rank, from its answer or, if it gave none, from its stack."""
         if rank.rank in self.dead:
-            reason = report.why_died(self.dead[rank.rank])
+            reason = failure_report.why_died(self.dead[rank.rank])
             return Whereabouts(rank.rank, "died", self.line_from_stack_file(rank), detail=f"died: {reason}")
         found = self.where.get(rank.rank) or Whereabouts(rank.rank, "silent", self.line_from_stack_file(rank))
         if failure := self.failures.get(rank.rank):
@@ -189,4 +189,4 @@ class Call:
         if any(failure.talking or failure.during == "start" for failure in self.failures.values()):
             return False
         ranks = self.whereabouts()
-        return not waiting.find_uneven(ranks) and all(w.status != "silent" for w in ranks)
+        return not wait_graph.find_uneven(ranks) and all(w.status != "silent" for w in ranks)

@@ -5,8 +5,8 @@ arrows from rank to rank. Follow them: they end at ranks that wait for nobody, a
 round in a circle, and then none is. Where the arrows end at ranks that have returned, the numbers decide: one rank that
 waits alone has made a call too many; one that is missed by most has left one out. Of two ranks nobody can tell.
 
-Left out on purpose: what is said about it, which is `hung.py`'s part.
-Read next: `hung.py`.
+Left out on purpose: what is said about it, which is `hang_report.py`'s part.
+Read next: `hang_report.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddp_course.launcher.calls import MESSAGES, Collective, Whereabouts
+from ddp_course.launcher.rank_status import MESSAGES, Collective, Whereabouts
 
 # Collectives for which every rank must bring tensors of the same number of elements.
 _SAME_SIZE = {

@@ -4,7 +4,8 @@ The ranks' answers are laid side by side and the one that matters comes first: t
 own, not the peers that lost it; the rank that never came, not those that waited for it; the first call in which the
 ranks disagree. Where that cannot be known, the report says what is. Everything here is plain data in, text out.
 
-Left out on purpose: collecting the answers, which is `call.py`'s part, and ranks that wait for ranks, `hung.py`'s.
+Left out on purpose: collecting the answers, which is `running_call.py`'s part; ranks that wait for ranks, which is that
+of `hang_report.py`.
 Read next: `worker.py`, what runs inside each rank.
 """
 
@@ -16,8 +17,8 @@ import signal
 import textwrap
 from collections.abc import Collection
 
-from ddp_course.launcher.calls import Whereabouts, listed_ranks
 from ddp_course.launcher.failure import Failure, in_short
+from ddp_course.launcher.rank_status import Whereabouts, listed_ranks
 
 WIDTH = 100  # letters; JupyterLab breaks longer lines of an error in the middle of words
 _INCONSISTENT = re.compile(r"while rank (\d+) has inconsistent")

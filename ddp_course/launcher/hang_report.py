@@ -4,7 +4,7 @@ First, whether they disagree about a call; then, who keeps whom waiting, and who
 report that accuses the wrong rank sends people to the wrong line, so one that cannot tell says so, and says what it
 knows.
 
-Read next: `waiting.py`, where this is found out; `report.py`, what else a report has.
+Read next: `wait_graph.py`, where this is found out; `failure_report.py`, what else a report has.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from ddp_course.launcher.calls import Collective, Whereabouts, listed_ranks
+from ddp_course.launcher.compare_calls import Disagreement
 from ddp_course.launcher.failure import Failure
-from ddp_course.launcher.report import RankError, failed, oddities
-from ddp_course.launcher.same_calls import Disagreement
-from ddp_course.launcher.waiting import Difference, Hang, find_difference, find_hang
+from ddp_course.launcher.failure_report import RankError, failed, oddities
+from ddp_course.launcher.rank_status import Collective, Whereabouts, listed_ranks
+from ddp_course.launcher.wait_graph import Difference, Hang, find_difference, find_hang
 
 SAME_CALLS = "Every rank must make the same calls, in the same order, with the same shapes and dtypes."
 _VERBS = {"send": "posted the recv for", "recv": "posted the send for"}

@@ -3,7 +3,7 @@
 Plain data that travels from the ranks to whoever makes a report of it. Calls are counted on each group apart, so the
 numbers of ranks that are in step are equal; messages are counted for each sender, receiver and tag.
 
-Read next: `recorder.py`, where the calls are noted; `waiting.py`, who keeps whom waiting.
+Read next: `recorder.py`, where the calls are noted; `wait_graph.py`, who keeps whom waiting.
 """
 
 from __future__ import annotations

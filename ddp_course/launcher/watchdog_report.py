@@ -5,7 +5,7 @@ what is seen from outside. The lowest rank of all that speaks prints the report 
 come to it, the first that asks does.
 
 Left out on purpose: when to do all this, which is `watchdog.py`'s part.
-Read next: `bulletin.py`, where the notes are posted; `hung.py`, what is made of them.
+Read next: `bulletin.py`, where the notes are posted; `hang_report.py`, what is made of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import os
 import signal
 from contextlib import suppress
 
-from ddp_course.launcher import hung, lines, report
+from ddp_course.launcher import failure_report, hang_report, lines
 from ddp_course.launcher.bulletin import Address, Bulletin, Note
-from ddp_course.launcher.calls import Whereabouts
-from ddp_course.launcher.report import RankError
+from ddp_course.launcher.failure_report import RankError
+from ddp_course.launcher.rank_status import Whereabouts
 
 ANSWER_S = 1.0  # time for a rank to post its note, before a neighbour speaks for it
 
@@ -56,8 +56,8 @@ def explain(timeout_s: float, notes: list[Note]) -> RankError | None:
     if len(own) == len(ranks) and len(set(own)) == 1:
         return None
     if dead := [where.rank for where in ranks if where.status == "died"]:
-        return report.died(dead[0], None, ranks)
-    return hung.explain(timeout_s, ranks, failures)
+        return failure_report.died(dead[0], None, ranks)
+    return hang_report.explain(timeout_s, ranks, failures)
 
 
 def seen_from_outside(rank: int, address: Address | None) -> Whereabouts:
@@ -65,7 +65,7 @@ def seen_from_outside(rank: int, address: Address | None) -> Whereabouts:
     if address is None:
         return Whereabouts(rank, "silent")
     if not address.alive:
-        return Whereabouts(rank, "died", detail=f"died: {report.why_died(None)}")
+        return Whereabouts(rank, "died", detail=f"died: {failure_report.why_died(None)}")
     return Whereabouts(rank, "silent", lines.line_in_dump(address.read_stacks()))
 
 

@@ -66,7 +66,8 @@ def page() -> list[str]:
     """Return the page's lines."""
     return [
         "# What does this error mean?",
-        "Search this page for a few words of your error. `ddp-course read LOGS` does the same for the logs of a job.",
+        "Press Ctrl+F and type a few words of your error, without numbers and names. `ddp-course read LOGS` does the same",
+        "for the logs of a job.",
         "Each fault with a command can be provoked, diagnosed and fixed on your machine; lesson 12 explains them.\n",
         *_hangs(),
         *_messages(),
@@ -90,7 +91,7 @@ def _messages() -> list[str]:
         for name, message in messages.items():
             cause = causes.pop(name)
             assert cause.match(message), f"{name}: `ddp-course read` would not know {message!r}"
-            more = f"The fault, provoked: {_link(name)}." if name in FAULTS else ""
+            more = f"Cause and cure in full, and a command to try it: {_link(name)}." if name in FAULTS else ""
             lines.append(f"### {message}\n\n{cause.cure[0].upper()}{cause.cure[1:]}. {more}\n")
     assert not causes, f"MESSAGES lacks {', '.join(causes)}"
     return lines

@@ -66,8 +66,8 @@ def page() -> list[str]:
     """Return the page's lines."""
     return [
         "# What does this error mean?",
-        "Press Ctrl+F and type a few words of your error, without numbers and names. `ddp-course read LOGS` does the same",
-        "for the logs of a job.",
+        "Press Ctrl+F and type a few words of your error, without numbers and names.",
+        "`ddp-course read LOGS` does the same for the logs of a job.",
         "Each fault with a command can be provoked, diagnosed and fixed on your machine; lesson 12 explains them.\n",
         *_hangs(),
         *_messages(),

@@ -68,7 +68,10 @@ class Cadence:
         self._ask()
 
     def next(self, step: int) -> Wish:
-        """Return what all ranks do at the end of `step`, and ask for the next one."""
+        """Return what all ranks do at the end of `step`, and ask for the next one.
+
+        Collective: one small all_reduce, every rank of the default group.
+        """
         wish = self._answer()
         if self.steps and step % self.steps == 0:
             wish = max(wish, Wish.SAVE)

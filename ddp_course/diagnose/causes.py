@@ -49,7 +49,8 @@ CAUSES = tuple(
         (
             "unused-parameters",
             r"Expected to have finished reduction in the prior iteration",
-            "a parameter got no gradient: find_unused_parameters=True, or use its output in the loss",
+            "in the step before, a parameter got no gradient, and DDP still waits for it: use its layer in the loss, or "
+            "DistributedDataParallel(model, find_unused_parameters=True)",
         ),
         (
             "in-place-modification",

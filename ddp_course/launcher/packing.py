@@ -66,10 +66,15 @@ class _Pickler(cloudpickle.CloudPickler):
     A tensor that is a small part of a large memory is sent alone: pickle would take the memory with it. One of a GPU
     arrives on the CPU: the other process may not have that GPU, and should not take its memory. What `functools` has
     wrapped goes as the functions in it and is wrapped again: pickle knows a cache by its name alone, and refuses the
-    lock in a cached property (until Python 3.11) and the weak references of a dispatch.
+    lock in a cached property (until Python 3.11) and the weak references of a dispatch. So does a module that cannot be
+    imported, but is an attribute of one that can: torch has some, which its decorators use.
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.ModuleType) and obj.__name__ not in sys.modules:
+            parent, _, name = obj.__name__.rpartition(".")
+            if getattr(sys.modules.get(parent), name, None) is obj:
+                return getattr, (sys.modules[parent], name)
         if isinstance(obj, functools.cached_property):
             return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, _CACHED | types.FunctionType) and (

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache, partial, singledispatch
 
 import pytest
 import torch
+from torch.autograd.function import once_differentiable
 
 from ddp_course import groups, launch
 from ddp_course.launcher import processes
@@ -67,6 +68,26 @@ def test_cached_properties_and_functions_by_type_travel():
         return 100 * len(value)
 
     assert quietly(lambda rank, world_size: Box().contents + size(rank), 2) == [311, 311]
+
+
+def test_a_function_of_autograd_travels_under_torchs_own_decorator():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @once_differentiable  # which uses a module that cannot be imported
+        def backward(ctx, gradient):
+            return 2 * ctx.saved_tensors[0] * gradient
+
+    def slope(rank, world_size):
+        x = torch.tensor(3.0 + rank, requires_grad=True)
+        Square.apply(x).backward()
+        return x.grad.item()
+
+    assert quietly(slope, 2) == [6.0, 8.0]
 
 
 def test_functions_under_a_cache_travel_and_still_have_one():

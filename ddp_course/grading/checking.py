@@ -6,7 +6,7 @@ Read next: `exercise.py`, what a check is made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
@@ -74,7 +74,7 @@ def judged(exercise: Exercise, pack: Callable[[], Answer], seed: int | str) -> t
     try:
         answer = pack()
         printed = answer.printed
-        for key, fault in exercise.judge(answer, Random(f"{exercise.id}/{seed}")):
+        for key, fault in _judgement(exercise, answer, seed):
             found[key] = fault
     except AnswerFailed as failed:
         failure = failed.fault
@@ -86,3 +86,16 @@ def judged(exercise: Exercise, pack: Callable[[], Answer], seed: int | str) -> t
             verdicts.append(Verdict(item, failure, reached=failure is not None))
             failure = None  # said once; the checks after it were not reached
     return verdicts, printed
+
+
+def _judgement(exercise: Exercise, answer: Answer, seed: int | str) -> Iterator[tuple[str, Fault | None]]:
+    """Judge an answer. Results that no judge thinks of may be a mistake of ours: they cost no points."""
+    try:
+        yield from exercise.judge(answer, Random(f"{exercise.id}/{seed}"))
+    except Exception as error:
+        if isinstance(error, AnswerFailed | NotJudged) or error is answer.lost:
+            raise
+        said = f"{type(error).__name__}: {str(error)[:200]}"
+        raise NotJudged(
+            f"the check of {exercise.id} could not read the results ({said}); look at the answer"
+        ) from error

@@ -75,11 +75,12 @@ class Task:
 
     def due(self, n_bytes: int, arrived: list[int]) -> int:
         """Return with how many gradients so many bytes are there, filled as planned or in the order of arrival."""
-        found = []
-        for order in (arrived, list(reversed(range(len(self.sizes))))):
-            filled = accumulate(self.sizes[index] for index in order)
+        sizes, place = self.sizes, {index: n for n, index in enumerate(arrived, 1)}
+        found = [0]
+        for order in (arrived, list(reversed(range(len(sizes))))):
+            filled = accumulate(sizes[index] for index in order)
             count = next((n for n, size in enumerate(filled, 1) if size >= n_bytes), len(order))
-            found.append(max(arrived.index(index) + 1 for index in order[:count]))
+            found += [place.get(index, len(arrived)) for index in order[:count]]  # those that never come: last
         return max(found)
 
 

@@ -715,6 +715,12 @@ WRONG = [
           "        self.works.clear()", "        os._exit(0)"),
     wrong("07.2", "endless loop", ALL, "an endless loop", OVERLAP_BUSY, limit_s=2.0),
     wrong("07.2", "swallows every error", ALL, "the hooks launch no collective", OVERLAP_SWALLOWING),
+    wrong("07.2", "works on a copy of the model", "gradients steps async", "all gradients are None or 0", OVERLAP,
+          "self.module, self.works", "module = copy.deepcopy(module)\n        self.module, self.works",
+          "from ddp_course", "import copy\nfrom ddp_course"),
+    wrong("07.2", "freezes the biases", "gradients steps buckets", "every gradient must be in a bucket", OVERLAP,
+          "named = list(module.named_parameters())",
+          "named = [(n, p) for n, p in module.named_parameters() if p.requires_grad_(p.dim() == 2).requires_grad]"),
     wrong("07.2", "torch's own", ALL, "this exercise is to write", OVERLAP_TORCHS),
     wrong("07.2", "the course's own", ALL, "this exercise is to write", OVERLAP_COURSES),
     # 07.3

@@ -1,11 +1,14 @@
 """What a check says about things that are no answers, and that the same seed gives the same verdict."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from ddp_course.grading import check
+from ddp_course.grading import check, checking
+from ddp_course.grading.registry import find_exercise
 from ddp_course.grading.vocabulary.observe import Collectives
 from ddp_course.launcher import launch
 from tests.grading.bank import bank_of, written
@@ -53,6 +56,19 @@ def test_the_same_seed_gives_the_same_words_and_another_seed_other_values(capsys
         check("03.1", wrong, seed=seed)
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != said[2]
+
+
+def test_results_that_a_judge_cannot_read_cost_no_points(monkeypatch, capsys):
+    exercise = find_exercise("03.1")
+
+    def lost_in(answer, rng):
+        yield "rank", None
+        raise ValueError("11 is not in list")
+
+    monkeypatch.setattr(checking, "find_exercise", lambda name: replace(exercise, judge=lost_in))
+    assert check("03.1", print) == 0
+    said = capsys.readouterr().out
+    assert "not checked, and no points lost: the check of 03.1 could not read the results (ValueError: 11 is" in said
 
 
 def talk(rank: int, world_size: int) -> list:

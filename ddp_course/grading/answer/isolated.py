@@ -60,6 +60,8 @@ class Answer:
         AnswerFailed: what was given is no function, or cannot travel.
     """
 
+    lost: Exception | None = None  # why no run brought anything back, where the function is far away
+
     def __init__(self, function: Callable, exercise: Exercise, limit_s: float = LIMIT_S):
         self.exercise, self.limit_s = exercise, limit_s
         self.printed: list[str] = []

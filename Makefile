@@ -15,7 +15,7 @@ smallest = $(if $(wildcard .venv/installed-dev),.venv/installed-dev,.venv/instal
 ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 # Python keeps what it has compiled, even where somebody has switched that off: lessons and tests start many processes,
-# and each would compile Jupyter, scikit-learn and the course anew.
+# and each would compile Jupyter, scikit-learn and the course again.
 export PYTHONDONTWRITEBYTECODE :=
 
 # What is compared there was made on CPUs. `make gpu` runs what is for GPUs.

@@ -126,7 +126,8 @@ def test_variables_without_an_agent_have_rank_0_host_the_store(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rendezvous", ["file", "tcp", "env"])
 def test_a_rank_that_does_not_come_is_named(rendezvous, tmp_path):
-    with pytest.raises(RankError, match=r"rank 0: waited 1 s for 3 ranks; missing: rank 2; were all") as caught:
+    # Of the two that wait, the one that started first is told of: under load not always rank 0.
+    with pytest.raises(RankError, match=r"rank [01]: waited 1 s for 3 ranks; missing: rank 2; were all") as caught:
         on_fork_server(meet, 3, (rendezvous, address_for(rendezvous, tmp_path), 1.0, 2))
     assert caught.value.error_type == "TimeoutError"
 

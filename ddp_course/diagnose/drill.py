@@ -20,7 +20,8 @@ from itertools import combinations, product
 from pathlib import Path
 from statistics import median
 
-RANKS, STEPS = 3, 12
+RANKS, STEPS, EPOCHS, BATCH = 3, 12, 3, 4
+ROWS = STEPS // EPOCHS * RANKS * BATCH
 NOISE_MS = 10  # what a rank that is not slow may take at most, as a median
 
 # Channel of evidence -> the faults that show in it, each with whether one rank is to blame.
@@ -45,9 +46,9 @@ LEVELS = {
     9: (3, ("rows", "weights", "time"), "three at once: rows, weights and time"),
     10: (3, tuple(CHANNELS), "three at once, of all there are"),
 }
-LEGEND = """\
-A run has 3 epochs of 4 steps, and 48 rows of data: in each step each of the 3 ranks reads 4. A line of a
-log is a step, written when the step is over:
+LEGEND = f"""\
+A run has {EPOCHS} epochs of {STEPS // EPOCHS} steps, and {ROWS} rows of data: in each step each of the {RANKS} ranks
+reads {BATCH}. A line of a log is a step, written when the step is over:
   rows     the rows of the data that this rank read
   loss     on these rows, before the update
   weights  the sum of this rank's weights after the update; the same on all ranks if all is well

@@ -20,10 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from ddp_course.diagnose.drill import RANKS, STEPS, Incident, drawn, solve
+from ddp_course.diagnose.drill import BATCH, EPOCHS, RANKS, ROWS, Incident, drawn, solve
 
-BATCH, EPOCHS = 4, 3
-ROWS = STEPS // EPOCHS * RANKS * BATCH
 SLOW_S, PATIENCE_S = 0.06, 3.0
 TRIES, LIMIT_S = 3, 60  # of a run that a busy machine has spoilt; for each rank, imports included
 

@@ -273,6 +273,9 @@ def communication(
 ) -> dict[str, float]:
     """Return bytes that one rank sends in a step, by purpose, with ring collectives.
 
+    ZeRO-2 and FSDP send gradients in the type in which the layers compute. FSDP2 does so when told by
+    `MixedPrecisionPolicy(reduce_dtype=...)`; without it, since torch 2.15, it sends them in the parameters' own type.
+
     Source: Rajbhandari et al. 2019, section 7: stages 1 and 2 send as much as DDP, stage 3 half as much again;
     Shoeybi et al. 2019 (arXiv 1909.08053), section 3: two all-reduces in a block's forward, two in its backward.
     """

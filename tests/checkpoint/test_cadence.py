@@ -128,6 +128,7 @@ def never_answered(rank: int, world_size: int) -> str:
         return str(error).lower()
 
 
+@pytest.mark.filterwarnings("ignore:rank 0 had returned")  # rank 1 leaves the group without it
 def test_who_is_not_answered_waits_no_longer_than_it_was_told():
     _, said = launch(never_answered, 2, start_method="forkserver", timeout_s=20, quiet=True)
     assert "1000ms" in said.replace(" ", ""), said

@@ -93,6 +93,8 @@ def rounds(rng: Random) -> list[Round]:
             ),
         ),
         ("tiny", Case([[tiny(8, 0.1 + 0.1 * rank, 0.2 + 0.1 * rank)] for rank in range(ranks)])),
+        # If a tenth of what was lost is forgotten each time, these never add up to half a quantum.
+        ("tiny", Case([[tiny(8, 0.03, 0.045)] for _ in range(ranks)], steps=5 * STEPS)),
     ]
     # Buckets of equal size, of which one loses more, then of unequal ones; each rank has rests of its own. Where one
     # rank has all the larger ones, their sum is not rounded.
@@ -131,7 +133,7 @@ def mistakes(seen: Seen) -> dict[str, dict]:
     ranks = seen.world_size
     own = "this is the rank's own gradient: the future must hold the sum over the ranks, as it is after all_reduce"
     return {
-        "they are too small for float16 and became 0, step after step; keep what was lost, and add it next time":
+        "they are too small for float16 and became 0, step after step; keep what was lost, and add all of it next time":
             {"times": 0},
         "gradients are summed over the ranks, not averaged: divide by the world size": {"times": ranks},
         "gradients are divided by the world size twice": {"times": 1 / ranks},

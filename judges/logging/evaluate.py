@@ -20,7 +20,7 @@ from ddp_course.grading.vocabulary.means import mean_slips
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
-MANY_ROWS = 300  # 20 bytes each, so rows on the way cannot be taken for counts
+MANY_ROWS = 1600  # 20 bytes each, so rows on the way cannot be taken for counts; one rank's count passes a byte's 255
 PARTS = ("mean", "worst", "confusion", "f1")
 Shard = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # loss, guess and label of each row of a rank
 

@@ -751,7 +751,7 @@ WRONG = [
     wrong("07.3", "does nothing", ALL, "no gradient",
           "def accumulate(replica, loss_function, micro_batches):\n    pass\n"),
     # 07.4
-    wrong("07.4", "rounds and forgets", "lost buckets", "keep what was lost, and add it next time", HALF_PLAIN),
+    wrong("07.4", "rounds and forgets", "lost buckets", "keep what was lost, and add all of it next time", HALF_PLAIN),
     wrong("07.4", "float32 still", "bytes lost buckets", "must be float16", HALF, "wanted.to(torch.float16)",
           "wanted.clone()"),
     wrong("07.4", "sum in place of the mean", "close lost buckets", "gradients are summed over the ranks", HALF,
@@ -772,6 +772,8 @@ WRONG = [
     wrong("07.4", "in two messages", "bytes lost buckets", "send the bucket once", HALF,
           "    work = dist.all_reduce(sent, async_op=True)\n",
           "    dist.all_reduce(sent[:1])\n    work = dist.all_reduce(sent[1:], async_op=True)\n"),
+    wrong("07.4", "nine tenths of the loss come back", "lost", "add all of it next time", HALF,
+          "wanted += lost", "wanted += 0.9 * lost"),
     wrong("07.4", "one loss for all buckets", "buckets", "keep one tensor for each bucket.index()", HALF,
           "bucket.index()", "0"),
     wrong("07.4", "no look at the size", "buckets", "DDP plans its buckets again", HALF,

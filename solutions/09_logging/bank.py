@@ -300,9 +300,9 @@ three collectives | one | put the numbers into one tensor
         return total[0] / total[1], worst, confusion, (2 * confusion.diagonal() / sides).nan_to_num(0)
 all rows are gathered | one | the rows travel
     def evaluate(rank, world_size, loss_N, guess_N, label_N, classes):
-        rows = torch.full((4000, 3), float("nan"), dtype=torch.float64)
+        rows = torch.full((9000, 3), float("nan"), dtype=torch.float64)
         rows[: len(loss_N)] = torch.stack([loss_N.double(), guess_N.double(), label_N.double()], dim=1)
-        everyone = torch.empty(world_size * 4000, 3, dtype=torch.float64)
+        everyone = torch.empty(world_size * 9000, 3, dtype=torch.float64)
         dist.all_gather_into_tensor(everyone, rows)
         loss_N, guess_N, label_N = everyone[~everyone[:, 0].isnan()].unbind(1)
         confusion = torch.zeros(classes, classes)
@@ -320,6 +320,8 @@ a worst loss of 0 is taken for a rank without rows | empty | a loss of 0 is as g
     ranks[:, 1].max() => ranks[:, 1][ranks[:, 1] != 0].max()
 the worst of no rows is asked for | empty | nothing is the largest of none
      if len(loss_N) else float("-inf") =>
+counts of one byte | mean confusion f1 | add up each rank's counts
+    minlength=classes * classes) => minlength=classes * classes).to(torch.uint8)
 rows and columns exchanged | confusion empty | rows and columns are exchanged
     label_N * classes + guess_N => guess_N * classes + label_N
 mean of the ranks' F1 | f1 empty | this is the mean of the ranks' F1

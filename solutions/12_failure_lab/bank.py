@@ -182,6 +182,8 @@ every rank validates all rows | once | every rank does all of the work
     x[rank::world_size] => x
     y[rank::world_size] => y
     / len(x) => / len(x) / world_size
+stops at a loss that is 1 % worse, not before | stop | worse by less than 1 % is worse
+    loss > best => loss > best * 1.01
 stops at an equal loss | stop | as good as the best is not worse
     loss > best => loss >= best
 the mean of no rows, times no rows | loss | a rank without rows divides 0 by 0

@@ -128,10 +128,28 @@ def test_a_shell_completes_words_and_options(typed, offered, tmp_path, capsys):
 
 
 def test_lab_serves_loopback_alone_and_keeps_its_token():
-    command = lab.lab_command(no_browser=True, as_root=False)
+    command = lab.lab_command(lab.FIRST_LESSON, no_browser=True, as_root=False)
     assert "--ip=127.0.0.1" in command and "--no-browser" in command and "--allow-root" not in command
     assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in command
     assert not any("token" in part.lower() or "password" in part.lower() for part in command)
+
+
+def test_formgrader_opens_where_the_gradebook_is(monkeypatch, tmp_path):
+    class Became(Exception):
+        pass
+
+    def execv(program, command):
+        raise Became(command, Path.cwd(), os.environ.get("JUPYTER_CONFIG_PATH"))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.delenv("JUPYTER_CONFIG_PATH", raising=False)
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(Became) as caught:
+        cli.main(["lab", "--formgrader"])
+    command, folder, config = caught.value.args
+    assert "--LabApp.default_url=/formgrader" in command and "--ip=127.0.0.1" in command
+    assert (folder / "nbgrader_config.py").exists() and config is None
 
 
 def test_without_the_lessons_there_is_nothing_to_copy(monkeypatch, tmp_path, capsys):

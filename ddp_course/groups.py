@@ -162,7 +162,7 @@ def join_group(place: Place, rendezvous: str = "env", address: str | None = None
 
 
 def leave_group() -> None:
-    """Close the default group together. For the good path only: after an error, just let the process end.
+    """Close the default group together. Call it only if nothing failed: after an error, just let the process end.
 
     Collective: one barrier, every rank. Without it a fast rank tears down while others still talk.
     """

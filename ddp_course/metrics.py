@@ -115,9 +115,9 @@ class MeanMetrics:
         Returns:
             The means by name, in the order declared; None on ranks that are not `dst`.
         Raises:
-            RuntimeError: another rank declared other names; tells which rank.
+            RuntimeError: another rank declared other names; tells which rank. As the next one, it is raised where the
+                means would have been returned.
             ValueError: no rank has a row of some metric, or there is no rank `dst`.
-            Both are raised where the means would have been returned.
         Collective: one all_reduce, or one reduce if `dst` is given; every rank of the group, those without rows too.
         """
         rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)

@@ -35,6 +35,7 @@ exclude_patterns = [
 
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # an output may be a table
 myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath"]
 myst_heading_anchors = 3
 # A notebook may begin at any depth, and shows one cell's magic words as they are.

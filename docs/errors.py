@@ -11,8 +11,8 @@ HANGING = (
     *("rendezvous-unreachable", "world-size-mismatch", "skipped-collective", "collective-order", "collective-shape"),
     *("rank0-only-validation", "rank0-only-save", "uneven-inputs", "unused-parameters", "forked-cuda"),
 )
-ECHO = """An echo, not the cause: another rank died, never came or called something else, and this one {waited}.
-Read that other rank's log first. `ddp-course read LOGS` finds it among the logs of a job.
+ECHO = """An echo, not the cause: another rank died, never came, called something else or took too long (to load, to save,
+to compile), and this one {waited}. Read that other rank's log first. `ddp-course read LOGS` finds it among the logs of a job.
 """
 ECHOES = {
     "Watchdog caught collective operation timeout": "waited until NCCL's time limit",
@@ -22,6 +22,7 @@ ECHOES = {
 # One text that people see for each cause, in the order in which a job meets them.
 MESSAGES = {
     "Start-up": {
+        "no-group": "Default process group has not been initialized",
         "local-rank-argument": "unrecognized arguments: --local-rank=0",
         "port-taken": "EADDRINUSE, address already in use",
         "name-resolution": "Name or service not known",
@@ -49,7 +50,7 @@ MESSAGES = {
     },
     "Checkpoints": {
         "torn-checkpoint": "PytorchStreamReader failed finding central directory",
-        "module-prefix": 'Missing key(s) in state_dict: "module.…',
+        "module-prefix": 'Unexpected key(s) in state_dict: "module.…; Missing key(s) in state_dict: "module.…',
         "disk-full": "No space left on device",
     },
     "Cluster": {
@@ -100,8 +101,9 @@ def _messages() -> list[str]:
 def _faults() -> list[str]:
     lines = ["## Faults, loud and silent\n"]
     for fault in FAULTS.values():
-        lines += [f"(fault-{fault.name})=\n### {fault.title}\n", f"**You see:** {fault.symptom}\n"]
-        lines += [f"**Cause:** {fault.cause}\n", f"**Cure:** {fault.cure}\n"]
+        see, cause, cure = (text.replace("__", r"\_\_") for text in (fault.symptom, fault.cause, fault.cure))
+        lines += [f"(fault-{fault.name})=\n### {fault.title}\n", f"**You see:** {see}\n"]
+        lines += [f"**Cause:** {cause}\n", f"**Cure:** {cure}\n"]
         lines += [f"**Try it:** `ddp-course faults {fault.name}`\n"]
     return lines
 

@@ -34,7 +34,7 @@ def write_reference(folder: Path) -> None:
         inner = pkgutil.walk_packages(package.__path__, f"{name}.")
         pages[name.rpartition(".")[2]] = [name, *sorted(m.name for m in inner if not m.ispkg)]
     for page, modules in pages.items():
-        title = "The package's own files" if page == "single" else f"`ddp_course.{page}`"
+        title = "`ddp_course`: groups, collectives, metrics, models, ..." if page == "single" else f"`ddp_course.{page}`"
         lines = [f"# {title}\n"]
         for module in modules:
             # A package repeats what its files have, and so does a file's list of names.
@@ -55,11 +55,13 @@ def _write(path: Path, lines: list[str]) -> None:
 _SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Yields):$")
 # Each leads to the section of the reference that says what it means.
 _COLLECTIVE = ":ref:`Collective: <what-collective-means>`"
-_PARAGRAPH = re.compile(r"(Collective|Source|Read next|Left out on purpose|Args, Returns, Raises): ")
+_PARAGRAPH = re.compile(r"(Collective|Source|Read next|Left out on purpose|(?:Args, )?Returns, Raises): ")
 
 
 def read_docstring(app, what, name, thing, options, lines: list[str]) -> None:
     """Say to Sphinx what our docstrings leave to the reader's eye: code, names, and short sections of one paragraph."""
+    if lines and lines[0].startswith("Alias for field number"):  # of a named tuple: nobody wrote it
+        lines.clear()
     told, section, short = [], False, False
     for line in lines:
         indented = line.startswith(" ")
@@ -130,9 +132,8 @@ def link_lessons(app, docname: str, source: list[str]) -> None:
     if docname == "docs/glossary":
         source[0] = re.sub(r"^(\S.*)\n  \S.*", _with_lesson, source[0], flags=re.MULTILINE)
     if docname in ("docs/cheatsheet", "docs/glossary", "docs/made/errors"):
-        source[0] = re.sub(
-            r"\b[Ll]esson (\d\d)\b", lambda found: f"[{found[0]}](/notebooks/{LESSONS[found[1]].name})", source[0]
-        )
+        not_linked = r"(?<!\[)\b[Ll]esson (\d\d)\b"
+        source[0] = re.sub(not_linked, lambda found: f"[{found[0]}](/notebooks/{LESSONS[found[1]].name})", source[0])
 
 
 def _with_lesson(entry: re.Match) -> str:

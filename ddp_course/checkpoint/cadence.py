@@ -83,7 +83,7 @@ class Cadence:
     def finish(self) -> None:
         """Wait for the last answer, and close the group: a process may train many times, and each has a group.
 
-        For the good path only; after an error nobody may answer any more.
+        Call it only if nothing failed: after an error nobody may answer any more.
 
         Collective: one barrier of the default group, or a fast rank would close what another still reads from.
         """

@@ -52,7 +52,7 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> str:
         path: its folder is made if need be.
         state: tensors, numbers, texts, and lists and dicts of them: what loads without running any code.
     Returns:
-        The seal: other bytes, another seal.
+        The seal. Other bytes have another one.
     Raises:
         CheckpointError: it cannot be written, or could never be read again. What was at `path` is still there.
     Collective: none. Call it on one rank.

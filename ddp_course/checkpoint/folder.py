@@ -227,7 +227,7 @@ class Checkpointer:
         Args:
             map_location: None means this rank's own device.
         Returns:
-            None if the folder has no checkpoint at all: the run begins.
+            None if the folder has no checkpoint at all, and the run begins.
         Raises:
             CheckpointError: on every rank, if there are checkpoints and none can be used, or if some rank does not
                 read what rank 0 reads; names the ranks.

@@ -41,6 +41,11 @@ CAUSES = tuple(
             'torchrun passes no --local_rank: read int(os.environ["LOCAL_RANK"])',
         ),
         (
+            "no-group",
+            r"Default process group has not been initialized",
+            "call init_process_group first, in each process that talks: one that was spawned has no group yet",
+        ),
+        (
             "marked-ready-twice",
             r"Expected to mark a variable ready only once",
             "a parameter is used in two backward passes or in reentrant checkpoints: use_reentrant=False, "
@@ -50,7 +55,7 @@ CAUSES = tuple(
             "unused-parameters",
             r"Expected to have finished reduction in the prior iteration",
             "in the step before, a parameter got no gradient, and DDP still waits for it: use its layer in the loss, or "
-            "DistributedDataParallel(model, find_unused_parameters=True)",
+            "DistributedDataParallel(model, find_unused_parameters=True); TORCH_DISTRIBUTED_DEBUG=INFO tells its name",
         ),
         (
             "in-place-modification",
@@ -114,7 +119,8 @@ CAUSES = tuple(
             "module-prefix",
             r"(?:Missing|Unexpected) key\(s\) in state_dict: \"(?:\w+\.)?module\.|(?:Missing|Unexpected) key\(s\) in state_dict"
             r"(?:.|\n){0,400}\"module\.",
-            "save model.module.state_dict(), and load it before the model is wrapped",
+            "unexpected: it was saved from the wrapped model, so save model.module.state_dict(); missing: it is loaded into "
+            "the wrapped model, so load it before wrapping",
         ),
         (
             "disk-full",

@@ -60,6 +60,8 @@ def run(world_size: int, rendezvous: str, limit_s: float, megabytes: float, as_j
     """Meet, print what came of it, and return 1 if there was a problem, else 0.
 
     Should anything get stuck in compiled code for longer than the limit allows, the process says so and ends.
+
+    Collective: as `meet`.
     """
     report, clock = Report(world_size, rendezvous), Clock(limit_s)
     with time_limit(report, clock, as_json), quiet_stderr():
@@ -94,7 +96,10 @@ def time_limit(report: Report, clock: Clock, as_json: bool) -> Iterator[None]:
 
 
 def try_to_meet(report: Report, clock: Clock, largest_bytes: int) -> bool:
-    """Hold the meeting; return False, with the reason in the report, if a problem ended it."""
+    """Hold the meeting; return False, with the reason in the report, if a problem ended it.
+
+    Collective: as `meet`.
+    """
     try:
         meet(report, clock, largest_bytes)
         return True
@@ -157,6 +162,7 @@ def meet(report: Report, clock: Clock, largest_bytes: int) -> None:
 
     Raises:
         Problem: with the verdict that ended it.
+    Collective: every rank of the meeting, once.
     """
     address, port = arrival.find(report.rendezvous)
     own, interface = arrival.own_place(address)

@@ -59,7 +59,7 @@ def plan_buckets(
     Args:
         named_params: in the order in which the model registered them.
     Returns:
-        The buckets in the order in which they are launched: by the place of their first gradient.
+        The buckets in the order in which they are launched, which is by the place of their first gradient.
     Source: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size; Li et al. 2020, section 3.2.3.
     """
     # Reverse order: backward finishes the last layer first.

@@ -89,7 +89,10 @@ class PowerSGD:
         return _Matrix(values_nm, torch.zeros_like(values_nm), random_mr.to(values_nm))
 
     def mean(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the means over the ranks. Collective: one all_reduce if there is a tensor."""
+        """Return the means over the ranks.
+
+        Collective: one all_reduce if there is a tensor; every rank of the group.
+        """
         if not tensors:
             return []
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(dist.get_world_size(self.group))

@@ -112,8 +112,8 @@ def scatter(inputs: Any, devices: Sequence[Device], dim: int = 0, traffic: Traff
         devices: where chunk 0, 1, ... go; `devices[0]` is the master, whose chunk is not copied if it is there.
         dim: of the batch, in every tensor alike.
     Returns:
-        One structure like `inputs` per chunk. A small batch gives fewer chunks than devices: all chunks but the
-        last have rows / devices rows, rounded up, so that 5 rows on 4 devices become 2, 2 and 1.
+        One structure like `inputs` per chunk. A small batch gives fewer chunks than devices, since all chunks but
+        the last have rows / devices rows, rounded up. So 5 rows on 4 devices become 2, 2 and 1.
     Raises:
         ValueError: a tensor has no batch dimension, or two tensors give different numbers of chunks.
     Source: torch/nn/parallel/scatter_gather.py; there, surplus chunks of a longer tensor are dropped silently.

@@ -38,7 +38,8 @@ class BucketedDDP(nn.Module):
     Args:
         module: the same on every rank; each rank's values are replaced by those of the group's rank 0.
         process_group: None is the default group.
-        bucket_cap_mb, first_bucket_mb: sizes in MiB at which buckets close; see `plan_buckets`.
+        bucket_cap_mb: the size in MiB at which a bucket closes; see `plan_buckets`.
+        first_bucket_mb: the same of the bucket that is launched first.
         forward_sync_buffers: give every rank rank 0's buffers before the forward pass that follows an averaged one.
         broadcast_buffers: the older name of the same; False also keeps each rank's buffers at construction.
         find_unused_parameters: allow parameters that take no part in a pass, at the price of a walk through the

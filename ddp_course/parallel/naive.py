@@ -130,6 +130,10 @@ class NaiveDDP(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def average_gradients(self) -> int:
-        """Call it after backward, before the optimizer's step; see the functions of this file."""
+        """Call it after backward, before the optimizer's step.
+
+        Returns, Raises: as `average_gradients`.
+        Collective: that of `average_gradients_flat` if `flat`, else of `average_gradients`; every rank of the group.
+        """
         average = average_gradients_flat if self.flat else average_gradients
         return average(self.module, self.process_group, self.find_unused_parameters)

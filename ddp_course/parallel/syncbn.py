@@ -31,7 +31,7 @@ class SyncBatchNorm(_BatchNorm):
     be differentiated again.
 
     Args:
-        num_features: C.
+        num_features: C, the channels.
         eps, momentum, affine, track_running_stats: as in `nn.BatchNorm2d`.
         process_group: the ranks that share statistics; None is the default group.
     Collective: in training one all_gather of 2 C + 1 numbers in each forward pass, also under `no_grad`, and one

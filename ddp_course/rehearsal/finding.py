@@ -66,7 +66,7 @@ FAULTS = {
     ),
     "same-augmentation": (
         "ranks or workers draw the same random numbers, so that they augment alike",
-        "seed each rank with seed + rank, and numpy in worker_init_fn from torch.initial_seed()",
+        "seed each rank with 1000 * seed + rank, and numpy in worker_init_fn from torch.initial_seed()",
     ),
     "lr-not-scaled": (
         "more ranks make the global batch larger, and the learning rate does not know it",

@@ -96,7 +96,7 @@ class Run:
         return self.stopping
 
     def finish(self) -> None:
-        """Save what has not been saved, and wait until everything is on the disk. For the good path only.
+        """Save what has not been saved, and wait until everything is on the disk. Call it only if nothing failed.
 
         Collective: that of `save`, one all_reduce, one barrier and one broadcast_object_list, if there is a
             checkpoint folder.

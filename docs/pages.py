@@ -34,7 +34,7 @@ def write_reference(folder: Path) -> None:
         inner = pkgutil.walk_packages(package.__path__, f"{name}.")
         pages[name.rpartition(".")[2]] = [name, *sorted(m.name for m in inner if not m.ispkg)]
     for page, modules in pages.items():
-        title = "`ddp_course`: groups, collectives, metrics, models, ..." if page == "single" else f"`ddp_course.{page}`"
+        title = "`ddp_course`: groups, collectives, metrics, ..." if page == "single" else f"`ddp_course.{page}`"
         lines = [f"# {title}\n"]
         for module in modules:
             # A package repeats what its files have, and so does a file's list of names.

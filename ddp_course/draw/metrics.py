@@ -57,7 +57,7 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
     figure, ax = canvas(4.0)
     left = 1.5
     column = (WIDTH - left) / len(sums)
-    for y, name in ((3.05, "sum of losses"), (2.3, "rows"), (0.98, "sums and rows\nof all")):
+    for y, name in ((3.05, "sum of losses"), (2.57, "rows"), (0.98, "sums and rows\nof all")):
         label(ax, 0.12, y, name, align="left", bold=True)
     for rank, (total, count) in enumerate(zip(sums, counts, strict=True)):
         x, colour = left + column * rank, rank_colour(rank)
@@ -66,8 +66,8 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
         own = f"own mean {total / count:.4f}" if count else "no mean"
         label(ax, middle, 3.47, own if len(sums) <= 4 else own.replace("own mean ", ""), size=SMALL - 1, ink=MUTED)
         box(ax, x, 2.85, width, 0.42, f"{total:.6g}", colour=colour)
-        box(ax, x, 2.1, width, 0.42, str(count), colour=colour)
-        arrow(ax, (middle, 2.08), (middle, 1.78), colour=colour)
+        box(ax, x, 2.37, width, 0.42, str(count), colour=colour)  # close to the sum: one message
+        arrow(ax, (middle, 2.35), (middle, 1.78), colour=colour)
     wide = column * len(sums) - 0.15
     box(ax, left, 1.46, wide, 0.3, "all_reduce: add up the sums, add up the counts", size=SMALL)
     arrow(ax, (left + wide / 2, 1.44), (left + wide / 2, 1.22))

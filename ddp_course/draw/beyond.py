@@ -287,5 +287,5 @@ def decision() -> Figure:
         label(ax, 2.45, y - 0.09, "no", size=SMALL - 1, ink=MUTED)
     last = height - 0.5 - len(steps) * 0.56
     box(ax, 0.1, last, 4.25, 0.38, "more GPUs, or CPU offload", bold=True, size=SMALL)
-    finding(ax, "Take the first that fits: each later one is harder to set up and to debug")
+    finding(ax, "Take the first that fits: each later one is harder to set up, or sends more")
     return figure

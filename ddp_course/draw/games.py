@@ -126,7 +126,7 @@ def return_curves(
         plain_axes(ax)
     for (name, (steps, returns)), dash, colour in zip(curves.items(), DASHES, RANK_COLOURS, strict=False):
         places, values = _running_mean(returns, window)
-        style = {"color": colour, "linestyle": dash, "linewidth": 2}
+        style = {"color": colour, "linestyle": dash, "linewidth": 2, "marker": "o", "markersize": 4}
         first.plot([steps[i] for i in places], values, label=name, **style)
         if second is not first:
             second.plot([i + 1 for i in places], values, **style)
@@ -137,7 +137,7 @@ def return_curves(
     first.set_ylim(0, 520)
     legend(first, loc="lower right")
     ends = ", ".join(f"{name}: {_first_solved(*run, solved, window)}" for name, run in curves.items())
-    headline(first, f"Mean return of {ends}")
+    headline(first, f"Mean training return of {ends}")
     return figure
 
 
@@ -160,14 +160,14 @@ def return_bands(
     """
     figure = page(3.6)
     panels = figure.subplots(1, 2, sharey=True)
-    ends, paces, many = [], [], len(next(iter(runs.values())))
+    means, paces, many = {}, [], len(next(iter(runs.values())))
     for (name, seeds), dash, colour in zip(runs.items(), DASHES, RANK_COLOURS, strict=False):
         curves = [_without_gaps(returns, window) for returns, _ in seeds]
         middle = [sum(at) / len(at) for at in zip(*curves, strict=True)]
         low, high = ([most(at) for at in zip(*curves, strict=True)] for most in (min, max))
         turns = len(middle)
         paces.append(sum(seconds for _, seconds in seeds) / len(seeds) / turns)
-        ends.append(f"{name} {middle[-1]:.0f}")
+        means[name] = middle
         for ax, scale in zip(panels, (1, paces[-1]), strict=True):
             places = [(turn + 1) * scale for turn in range(turns)]
             ax.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
@@ -178,10 +178,18 @@ def return_bands(
         name_axes(ax, what, f"mean return of {many} seeds; shaded: range" if ax is panels[0] else "")
     panels[0].set_ylim(0, 520)
     legend(panels[0], loc="upper left", bbox_to_anchor=(0, 0.9))
-    slower = f"; a turn of {list(runs)[-1]} takes {paces[-1] / paces[0]:.1f} times as long" if len(paces) > 1 else ""
-    title = f"Return after {turns} turns: {', '.join(ends)}{slower}"
+    title = f"Return after {turns} turns: {_reached(means, [turns] * len(means))}"
+    if len(means) > 1:
+        seconds = turns * min(paces)  # when the fastest has ended
+        title += f"; after {seconds:.1f} s: {_reached(means, [int(seconds / pace + 1e-6) for pace in paces])}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
     return figure
+
+
+def _reached(means: Mapping[str, Sequence[float]], turns: Sequence[int]) -> str:
+    """Name each mean return after its number of turns."""
+    pairs = zip(means.items(), turns, strict=True)
+    return ", ".join(f"{name} {mean[max(turn, 1) - 1]:.0f}" for (name, mean), turn in pairs)
 
 
 def _without_gaps(values: Sequence[float | None], window: int) -> list[float]:

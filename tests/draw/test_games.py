@@ -15,7 +15,7 @@ CURVES = {
 }
 BANDS = {
     "1 rank": [([None, 20.0, None, 60.0], 2.0), ([10.0, 30.0, 50.0, 100.0], 2.0)],
-    "2 ranks": [([30.0] * 4, 4.0), ([50.0] * 4, 4.0)],
+    "2 ranks": [([10.0, 20.0, 30.0, 30.0], 4.0), ([50.0] * 4, 4.0)],
 }
 SEEDS = {
     "seed + rank": [[r + s for r in range(3)] for s in range(3)],
@@ -65,12 +65,12 @@ def test_bands_hold_the_mean_and_the_range_of_the_seeds_and_the_seconds_of_a_tur
     assert list(turns.lines[0].get_xdata()) == [1, 2, 3, 4] and list(seconds.lines[1].get_xdata()) == [1, 2, 3, 4]
     ranges = [max(part.get_paths()[0].vertices[:, 1]) for part in turns.collections]
     assert ranges == [100, 50]
-    assert "1 rank 80, 2 ranks 40; a turn of 2 ranks takes 2.0 times as long" in figure.get_suptitle()
+    assert "1 rank 80, 2 ranks 40; after 2.0 s: 1 rank 80, 2 ranks 35" in figure.get_suptitle()
 
 
 def test_one_run_alone_has_one_panel():
     figure = return_curves({"2 ranks": CURVES["2 ranks"]})
-    title = "Mean return of 2 ranks: 464 after 20,000 steps"  # of the last five turns: 488 less 2 * 12
+    title = "Mean training return of 2 ranks: 464 after 20,000 steps"  # of the last five turns: 488 less 2 * 12
     assert len(figure.axes) == 1 and figure.axes[0].get_title("left") == title
     assert "2 ranks: 452 after 19,500 steps" in return_curves(CURVES, solved=450).axes[0].get_title("left")
 

@@ -117,7 +117,7 @@ def check_batchnorm(everyone: Sequence[RankFacts]) -> Finding | None:
         return None
     (name, rank), largest = max(apart.items(), key=lambda item: item[1])
     evidence = (
-        f"{name} of rank {rank} is {largest:.3g} away from rank 0's at most; {len({n for n, _ in apart})} running "
+        f"{name} of rank {rank} is up to {largest:.3g} away from rank 0's; {len({n for n, _ in apart})} running "
         "statistics differ. Each rank normalises by its own rows, so each evaluates another model"
     )
     return Finding("batchnorm-drift", rank, evidence, {"largest": largest, "buffers": len({n for n, _ in apart})})

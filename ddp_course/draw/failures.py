@@ -23,13 +23,13 @@ LETTERS = 62  # of a line of names on the ladder
 # A symptom, where to look, and the faults that are behind it. Asked from top to bottom; the first yes decides.
 LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
-        "Did the ranks never meet?",
-        "the first words of each rank",
+        "Did the ranks fail to meet?",
+        "who joined the group; each rank's first words",
         ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main", "local-rank-argument"),
     ),
     (
-        "Is it wrong only after a checkpoint is loaded?",  # before raising and numbers, to which its symptoms lead too
-        "who wrote the file; its names",
+        "Does it fail only after loading a checkpoint?",  # before raising and numbers, to which its symptoms lead too
+        "who wrote the file; names and devices in it",
         ("several-writers", "all-on-gpu-0", "module-prefix"),
     ),
     (

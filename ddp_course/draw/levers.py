@@ -123,7 +123,7 @@ def valley(
     places = range(len(caps))
     ax.plot(places, predicted_ms, color=RANK_COLOURS[0], linewidth=2, label="predicted")
     best = min(places, key=lambda place: predicted_ms[place])
-    ax.plot(best, predicted_ms[best], "o", color=RANK_COLOURS[0], markersize=10, label=f"best: {caps[best]}")
+    ax.plot(best, predicted_ms[best], "o", color=RANK_COLOURS[0], markersize=10, label=f"best predicted: {caps[best]}")
     if measured_ms is not None:
         ax.plot(places, measured_ms, "x", color=INK, markersize=8, label="measured")
     if computing_ms is not None:

@@ -115,7 +115,7 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     figure, ax = canvas(4.1)
     width = (WIDTH - 0.2) / nodes
     store = (WIDTH / 2 - 1.6, 3.35)
-    box(ax, *store, 3.2, 0.5, "rendezvous: a store, HOST:PORT", bold=True)
+    box(ax, *store, 3.2, 0.5, "rendezvous: a store on one host", bold=True)
     first_rank = 0
     for node in range(nodes):
         x, alive = 0.1 + node * width, node != dead

@@ -55,12 +55,13 @@ def cores_note(world_size: int) -> str:
     """Return a sentence about the cores that `world_size` ranks get."""
     cores, there = own_cores(world_size), usable_cores()
     ranks = f"{world_size} rank{'s' * (world_size > 1)}"
+    threads = "with one thread" + " each" * (world_size > 1)
     if there < world_size:
         most = f"at most {there / world_size:.0%} of the rate of {world_size} cores can be reached"
-        return f"{ranks} share {there} core{'s' * (there > 1)}, with one thread each: {most}"
+        return f"{ranks} share {there} core{'s' * (there > 1)}, {threads}: {most}"
     if cores is None:
-        return f"{ranks} with one thread each; not pinned to cores, for this system does not let a program choose"
-    pinned = f"pinned to core{'s' * (world_size > 1)} {', '.join(map(str, cores))}, with one thread each"
+        return f"{ranks} {threads}; not pinned to cores, for this system does not let a program choose"
+    pinned = f"pinned to core{'s' * (world_size > 1)} {', '.join(map(str, cores))}, {threads}"
     halves = len({text for core, text in _siblings().items() if core in cores}) < world_size
     return f"{ranks} {pinned}" + ("; some are halves of one physical core" if halves else "")
 

@@ -76,7 +76,7 @@ def test_exposed_finds_gaps_of_the_model_within_a_message():
 
 def test_valley_names_the_best_cap_of_the_prediction():
     figure = valley(CAPS, [60, 40, 45, 70], [63, 41, 30, 72], 35)
-    assert "best: 1 MiB" in draw.texts_of(figure)
+    assert "best predicted: 1 MiB" in draw.texts_of(figure)
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines["predicted"] == [60, 40, 45, 70] and lines["measured"] == [63, 41, 30, 72]
 

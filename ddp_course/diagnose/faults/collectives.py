@@ -101,7 +101,7 @@ FAULTS = (
     Fault(
         name="collective-shape",
         title="Ranks bring tensors of different shapes",
-        symptom="gloo ends a process; NCCL hangs, or returns numbers that mix the two.",
+        symptom="gloo ends one rank's process without a traceback; NCCL hangs, or returns numbers that mix the two.",
         cause="One rank's tensor has another size, most often because its shard, its vocabulary or its model differs.",
         cure="Bring a shape that cannot depend on the shard: sum and count instead of a list, or padding and a mask, "
         "or exchange the sizes first.",

@@ -11,8 +11,8 @@ HANGING = (
     *("rendezvous-unreachable", "world-size-mismatch", "skipped-collective", "collective-order", "collective-shape"),
     *("rank0-only-validation", "rank0-only-save", "uneven-inputs", "unused-parameters", "forked-cuda"),
 )
-ECHO = """An echo, not the cause: another rank died, never came, called something else or took too long (to load, save or
-compile), and this one {waited}. Read that other rank's log first. `ddp-course read LOGS` finds it among the logs of a job.
+ECHO = """An echo, not the cause: another rank died, never came, called something else or was too slow, and this one
+{waited}. Read that other rank's log first. `ddp-course read LOGS` finds it among the logs of a job.
 """
 ECHOES = {
     "Watchdog caught collective operation timeout": "waited until NCCL's time limit",

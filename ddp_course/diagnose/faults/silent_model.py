@@ -60,9 +60,9 @@ def rates_compared(rank: int, world_size: int) -> dict[str, float]:
     """Train one small network in four ways for an epoch, on the same rows from the same first weights.
 
     Returns:
-        The loss over all rows, by name. "reference" is one process with the local batch and the reference's rate; "ranks",
-        all ranks with that local batch and that rate; "one process", the same on the global batch; "scaled", all ranks
-        with W times the rate. And "difference", the largest between a weight of "ranks" and of "one process".
+        The loss over all rows, by name. "reference" is one process with the local batch and the reference's rate;
+        "ranks", all ranks with that local batch and that rate; "one process", the same on the global batch; "scaled",
+        all ranks with W times the rate. And "difference", the largest between a weight of "ranks" and of "one process".
     Collective: DDP's, in two trainings; the other two are each rank's own.
     """
     global_batch, lr = LOCAL_BATCH * world_size, REFERENCE.lr

@@ -77,9 +77,9 @@ def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indice
             _image(ax, images[rank][place], x - side / 2, base + 0.27, side)
             label(ax, x, base + 1.0, str(labels[rank][place]), size=SMALL)
             label(ax, x, base + 0.15, f"#{indices[rank][place]}", size=SMALL - 1, ink=MUTED)
-    seen = [index for mine in indices for index in mine]
-    told = "no image comes twice" if len(set(seen)) == len(seen) else "some images come twice"
-    finding(ax, f"Among the first {count} of each shard {told} (above: its label, below: its index)")
+    in_turn = all(list(mine) == [rank + world_size * n for n in range(count)] for rank, mine in enumerate(indices))
+    told = "Dealt in turn" if in_turn else "Not dealt in turn"
+    finding(ax, f"{told}: the first {count} images of each shard (above: the label, below: the index)")
     return figure
 
 

@@ -24,12 +24,12 @@ LETTERS = 62  # of a line of names on the ladder
 LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Did the ranks fail to meet?",
-        "who joined the group; each rank's first words",
+        "each rank's first words",
         ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main", "local-rank-argument"),
     ),
     (
         "Does it fail only after loading a checkpoint?",  # before raising and numbers, to which its symptoms lead too
-        "who wrote the file; names and devices in it",
+        "who wrote it; names and devices",
         ("several-writers", "all-on-gpu-0", "module-prefix"),
     ),
     (

@@ -71,9 +71,12 @@ def become_lab(start: str, no_browser: bool, port: int | None) -> None:
 
 
 def lab_command(start: str, no_browser: bool, as_root: bool, port: int | None = None) -> list[str]:
-    """Return the command line: loopback only, with the token that Jupyter makes up."""
+    """Return the command line: loopback only, with the token that Jupyter makes up, and kernels that talk encrypted."""
+    import zmq
+
     command = [sys.executable, "-m", "jupyterlab", "--ip=127.0.0.1", "--log-level=ERROR"]
     command.append(f"--LabApp.default_url={start}")
+    command += ["--KernelManager.transport_encryption=auto"] if zmq.has("curve") else []
     command += [f"--port={port}", "--ServerApp.port_retries=0"] if port else []
     return command + ["--no-browser"] * no_browser + ["--allow-root"] * as_root
 

@@ -131,6 +131,7 @@ def test_lab_serves_loopback_alone_and_keeps_its_token():
     command = lab.lab_command(lab.FIRST_LESSON, no_browser=True, as_root=False)
     assert "--ip=127.0.0.1" in command and "--no-browser" in command and "--allow-root" not in command
     assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in command
+    assert "--KernelManager.transport_encryption=auto" in command
     assert not any("token" in part.lower() or "password" in part.lower() for part in command)
 
 

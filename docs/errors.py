@@ -4,6 +4,8 @@ Its steps are the cheat sheet's, its cures those of `ddp-course read`, its fault
 Read next: `pages.py`.
 """
 
+import re
+
 from ddp_course.diagnose.causes import CAUSES
 from ddp_course.diagnose.faults.catalogue import FAULTS
 
@@ -68,7 +70,7 @@ def page() -> list[str]:
     return [
         "# What does this error mean?",
         "Press Ctrl+F and type a few words of your error, without numbers and names.",
-        "`ddp-course read LOGS` does the same for the logs of a job.",
+        "`ddp-course read LOGS` does the same for the logs of a job; it comes with [the course](../install.md).",
         "Each fault with a command can be provoked, diagnosed and fixed on your machine; lesson 12 explains them.\n",
         *_hangs(),
         *_messages(),
@@ -101,11 +103,16 @@ def _messages() -> list[str]:
 def _faults() -> list[str]:
     lines = ["## Faults, loud and silent\n"]
     for fault in FAULTS.values():
-        see, cause, cure = (text.replace("__", r"\_\_") for text in (fault.symptom, fault.cause, fault.cure))
+        see, cause, cure = map(_as_code, (fault.symptom, fault.cause, fault.cure))
         lines += [f"(fault-{fault.name})=\n### {fault.title}\n", f"**You see:** {see}\n"]
         lines += [f"**Cause:** {cause}\n", f"**Cure:** {cure}\n"]
         lines += [f"**Try it:** `ddp-course faults {fault.name}`\n"]
     return lines
+
+
+def _as_code(text: str) -> str:
+    """Set names with two underscores as code, which Markdown would take for bold."""
+    return re.sub(r"(?<![`\w])__\w+__", r"`\g<0>`", text)
 
 
 def _link(name: str) -> str:

@@ -160,7 +160,10 @@ def parallelize(model: nn.Module, pairs: list[tuple[str, str]], group: dist.Proc
 
 
 def parallelize_by_torch(model: nn.Module, pairs: list[tuple[str, str]]) -> nn.Module:
-    """Do what `parallelize` does with torch's own `parallelize_module`, over all ranks."""
+    """Do what `parallelize` does with torch's own `parallelize_module`, over all ranks.
+
+    Collective: those of `init_device_mesh` and `parallelize_module`, which sends rank 0's weights; every rank.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # slow to import
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

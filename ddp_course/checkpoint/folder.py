@@ -60,10 +60,12 @@ class Loaded(NamedTuple):
 class Checkpointer:
     """A folder with the last `keep` checkpoints of one run.
 
-    with Checkpointer("run7", keep=3) as checkpoints:
-        found = checkpoints.load_latest()              # None in a folder without any
-        ...
-        checkpoints.save(state, step)                  # on every rank; rank 0's state is written
+        with Checkpointer("run7", keep=3) as checkpoints:
+            found = checkpoints.load_latest()              # None in a folder without any
+            ...
+            checkpoints.save(state, step)                  # on every rank; rank 0's state is written
+
+    Collective: see `load_latest` and `save`; to make one is none.
     """
 
     _writers: ClassVar[weakref.WeakValueDictionary[tuple[int, int, int], Checkpointer]] = weakref.WeakValueDictionary()

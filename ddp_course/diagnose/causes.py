@@ -119,7 +119,7 @@ CAUSES = tuple(
             "module-prefix",
             r"(?:Missing|Unexpected) key\(s\) in state_dict: \"(?:\w+\.)?module\.|(?:Missing|Unexpected) key\(s\) in state_dict"
             r"(?:.|\n){0,400}\"module\.",
-            "unexpected: it was saved from the wrapped model, so save model.module.state_dict(); missing: it is loaded into "
+            "unexpected: it was saved from the wrapped model, so save replica.module.state_dict(); missing: it is loaded into "
             "the wrapped model, so load it before wrapping",
         ),
         (

@@ -58,7 +58,7 @@ FAULTS = {
     ),
     "module-prefix": (
         "names with and without `module.` do not meet, and strict=False hides that nothing is loaded",
-        "save model.module.state_dict() and load it with strict=True",
+        "save replica.module.state_dict() and load it with strict=True",
     ),
     "local-batchnorm": (
         "each rank normalises its few rows by their own mean and variance",

@@ -101,7 +101,7 @@ FAULTS = (
         symptom="Training stops dead at the first validation. Rank 0 is busy, the others wait or have gone on.",
         cause="`if rank == 0: validate(model)` was meant to save work. Inside is a collective: a metric summed over "
         "ranks, SyncBatchNorm, or DDP's forward pass, which broadcasts buffers.",
-        cure="Validate on every rank, each its shard, and sum. Or give rank 0 the bare model, model.module, with no "
+        cure="Validate on every rank, each its shard, and sum. Or give rank 0 the bare model, replica.module, with no "
         "collective in it, and let the others wait at a barrier after it.",
         met_at="https://github.com/pytorch/pytorch/issues/54059",
         provoke=validate_on_rank_0,

@@ -81,7 +81,7 @@ def _cause(seen: Seen, case: Case, found: Any) -> str:
         return "return two things: the name of the failure, and the number of the rank"
     if found[0] == case.name:
         return _rank_cause(case, found[1])
-    if found[0] not in PROGRAMS:
+    if not isinstance(found[0], str) or found[0] not in PROGRAMS:
         return f"the names are those of the table: {', '.join(PROGRAMS)}"
     if case.detail.startswith(("TimeoutError", "ConnectionError")):
         torchs = "what torch says of a lost peer or of patience comes from gloo, and names it"

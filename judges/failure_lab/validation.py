@@ -164,7 +164,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     (batches, held_out), model = case.data(), case.model()
     result = plain(function(rank, world_size, model, batches[rank], held_out, case.every))
     return Note(
-        result=result if isinstance(result, list) else [result],
+        result=result if isinstance(result, list) and result else [result],
         predicted=sum((rows for learns, _, rows in model.passes if not learns), []),
         modes=[training for learns, training, _ in model.passes if learns],
     )

@@ -65,7 +65,7 @@ def rounds(rng: Random) -> list[Round]:
 def form(seen: Seen) -> Fault | None:
     """Two numbers, of which the first is whole."""
     plan, numbers = seen["value"], flat(seen["value"])
-    two = isinstance(plan, list) and len(plan) == 2 and numbers and all(map(math.isfinite, numbers))
+    two = isinstance(plan, list) and len(plan) == 2 and plan == numbers and all(map(math.isfinite, numbers))
     return first_mistake(f"{seen.case}: two numbers, (every, share), and `every` is whole", {
         "return the number of steps and the share that is lost": not two and short(plan),
         "steps are whole, and there is at least one between two saves":

@@ -82,6 +82,9 @@ the last line of a text that has none | skipped-collective | this failure made t
         for rank, text =>     said = [t.splitlines()[-1] and t for t in said]\n    for rank, text
 names of its own | one-rank-raises alike | the names are those of the table
     "one-rank-raises" => "crash"
+lists of both | all | the names are those of the table
+    def diagnose(said):
+        return ["one-rank-raises"], [1]
 only the name | all | return two things: the name of the failure
     def diagnose(said):
         return 'one-rank-raises'
@@ -204,6 +207,8 @@ nobody stops | stop once | this rank does not stop
 each rank stops by the loss of its own rows | all | each rank stops by the loss of its own rows | 2
                 dist.all_reduce(total)\n =>
     total.item() / len(x) => total.item() / len(x[rank::world_size])
+an empty list comes back | stop loss | return the best loss and the number of steps done
+        return best, step =>     return []
 only rank 0 returns the loss | loss | return a number on every rank
         return best, step =>     return (best if rank == 0 else None), step
 the rest that does not divide is left out | stop loss once | leave rows out

@@ -323,6 +323,9 @@ the geometric mean decides
 """
 
 PLAN_WRONG = r"""
+lists of both | all | return the number of steps and the share that is lost
+    def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
+        return [1], [1, 2]
 the factor 2 is forgotten | best nodes whole | a factor of 2 is missing under the root
     math.sqrt(2 * save_s => math.sqrt(save_s
 seconds instead of steps | best nodes whole | divide by step_s

@@ -141,6 +141,8 @@ def _with_salt(salt: bytes, value: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a learner's value as something that can travel and be compared: numbers, text, lists."""
+    if isinstance(value, int) and value.bit_length() > 1023:
+        return f"<int of {value.bit_length()} bits>"  # more than a float can hold, so nothing to compare
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):

@@ -19,7 +19,7 @@ Numbers = list[float]
 
 def flat(value: Any) -> Numbers | None:
     """Return all numbers in a nested list, in order; None when something in it is no number."""
-    if isinstance(value, bool) or isinstance(value, int) and value.bit_length() > 1023:  # more than a float can hold
+    if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
         return [float(value)]

@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
     if importlib.util.find_spec("jupyterlab") is None:
         return fail("JupyterLab is not installed; run `make env`, or pip install 'ddp-course[course]'")
     if options.formgrader:  # it reads nbgrader_config.py where it starts, and finds the gradebook beside it
+        if course == INSTALLED:
+            return fail("Formgrader shows what `make grade` has graded; run this in a checkout of the course")
         try:
             need_nbgrader()
         except RuntimeError as error:

@@ -151,6 +151,8 @@ def test_formgrader_opens_where_the_gradebook_is(monkeypatch, tmp_path):
     command, folder, config = caught.value.args
     assert "--LabApp.default_url=/formgrader" in command and "--ip=127.0.0.1" in command
     assert (folder / "nbgrader_config.py").exists() and config is None
+    monkeypatch.setattr(lab, "course_source", lambda: places.INSTALLED)
+    assert cli.main(["lab", "--formgrader"]) == 1  # a wheel has no gradebook
 
 
 def test_without_the_lessons_there_is_nothing_to_copy(monkeypatch, tmp_path, capsys):

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from ddp_course.rehearsal.finding import WRONG
 from ddp_course.rehearsal.lint import lint
 
 
@@ -32,5 +33,5 @@ def main(argv: list[str]) -> int:
             print(json.dumps({"script": script, **finding.as_json()}) if options.json else finding.show(script))
         if not findings and not options.json:
             print(f"{script}: nothing found")
-        status = max(status, int(bool(findings)))
+        status = max(status, int(any(each.grade == WRONG for each in findings)))
     return status

@@ -14,6 +14,7 @@ import os
 import sys
 import textwrap
 
+from ddp_course.rehearsal.finding import WRONG
 from ddp_course.rehearsal.rehearse import Rehearsal, cause_of, rehearse
 
 
@@ -22,13 +23,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ddp-course rehearse",
         description="Run a DDP program on ranks of this machine and say what is wrong.",
-        epilog="Exit status: 0 nothing wrong, 1 something wrong, 2 the program could not be run.",
+        epilog="Exit status: 0 nothing wrong, 1 something wrong, 2 the program could not be started.",
     )
     parser.add_argument("--ranks", type=int, default=2, help="how many (2)")
     parser.add_argument("--limit", type=float, default=300.0, help="the longest that a run may take, in seconds (300)")
     parser.add_argument(
-        "--wait", type=float, default=30.0, help="the longest wait of a rank for others, in seconds (30)"
+        "--wait", type=float, default=20.0, help="the longest wait of a rank for others, in seconds (20)"
     )
+    parser.add_argument("--verbose", action="store_true", help="also what this program gave no occasion to see")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("script", help="a Python file")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
@@ -36,7 +38,12 @@ def main(argv: list[str]) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the ranks that this process starts
     try:
         found = rehearse(
-            options.script, options.arguments, world_size=options.ranks, limit_s=options.limit, wait_s=options.wait
+            options.script,
+            options.arguments,
+            world_size=options.ranks,
+            limit_s=options.limit,
+            wait_s=options.wait,
+            say=lambda text: print(f"rehearse: {text}", file=sys.stderr, flush=True),
         )
     except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
         print(f"{options.script}: cannot be rehearsed: {error}", file=sys.stderr)
@@ -45,22 +52,25 @@ def main(argv: list[str]) -> int:
         told = {"findings": [each.as_json() for each in found.findings], "right": found.right, "unseen": found.unseen}
         print(json.dumps({"script": options.script, "failure": found.failure, "status": found.status, **told}))
     else:
-        print(report(found, options.script, options.ranks))
+        print(report(found, options.script, options.ranks, options.verbose))
     return found.status
 
 
-def report(found: Rehearsal, script: str, ranks: int) -> str:
+def report(found: Rehearsal, script: str, ranks: int, verbose: bool = False) -> str:
     """Return what a person reads."""
     parts = [each.show(script) for each in found.findings]
     if found.failure:
         cause = cause_of(found.failure)
         parts.append(f"{script} did not run to its end on {ranks} ranks" + (f": {cause}" if cause else ""))
         parts.append(textwrap.indent(found.failure, "    "))
-    elif not found.findings:
+    elif not any(each.grade == WRONG for each in found.findings):
         parts.append(f"{script}: nothing wrong was seen on 1 rank and on {ranks}")
-    for words, faults in (("looked for, and not there", found.right), ("could not be seen here", found.unseen)):
+    for words, faults in (("looked for, and not there", found.right), (UNSEEN, found.unseen if verbose else ())):
         if faults:
             parts.append(
                 textwrap.fill(f"{words}: {', '.join(faults)}", 100, subsequent_indent="    ", break_on_hyphens=False)
             )
     return "\n".join(parts)
+
+
+UNSEEN = "this program gave no occasion to see (it has no such part, or no two runs that could be compared)"

@@ -19,6 +19,8 @@ from ddp_course.rehearsal.run_of_rows import (
     same_augmentation,
     same_rows,
     slow_loading,
+    split_leak,
+    stale_workers,
 )
 from ddp_course.rehearsal.run_of_weights import (
     different_start,
@@ -32,11 +34,13 @@ from ddp_course.rehearsal.run_of_weights import (
 QUESTIONS: dict[str, Callable[..., Answer]] = {
     "same-rows": same_rows,
     "missing-set-epoch": no_set_epoch,
+    "stale-workers": stale_workers,
+    "split-leak": split_leak,
     "same-augmentation": same_augmentation,
     "slow-loading": slow_loading,
     "different-start": different_start,
     "drift": drift,
-    "averaged-twice": gradients,
+    "not-averaged": gradients,
     "forward-outside-no-sync": no_sync,
     "find-unused-without-need": find_unused,
     "mean-of-means": mean_of_means,
@@ -48,4 +52,4 @@ QUESTIONS: dict[str, Callable[..., Answer]] = {
     "padded-evaluation": padded_evaluation,
     "local-batchnorm": local_batchnorm,
 }
-OF_TEXT_TOO = {"padded-evaluation", "local-batchnorm"}  # these read the program as well
+OF_TEXT_TOO = {"padded-evaluation", "local-batchnorm", "split-leak"}  # these read the program as well

@@ -1,7 +1,7 @@
 """Which faults of a DDP program show in its text, before anything runs?
 
-Each rule is one function from a `Source` to the lines it objects to. A rule objects only when the text leaves no
-ordinary way in which it could be right; what depends on numbers is left to `rehearse`.
+Each rule is one function from a `Source` to the lines it objects to. Few rules are certain; the findings of the others
+are worth a look, and what depends on numbers is left to `rehearse`.
 
 Read next: `source.py`, what the rules ask; `rehearse.py`, the same family of faults, seen while the program runs.
 """
@@ -17,7 +17,7 @@ from ddp_course.rehearsal import text_of_rows as rows
 from ddp_course.rehearsal import text_of_saves as saves
 from ddp_course.rehearsal import text_of_starts as starts
 from ddp_course.rehearsal import text_of_weights as weights
-from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.finding import LOOK, NOTES, WRONG, Finding
 from ddp_course.rehearsal.source import Found, Source
 
 
@@ -31,7 +31,8 @@ def lint(text: str) -> list[Finding]:
     found: set[Finding] = set()
     for fault, rule in RULES.items():
         if source.distributed or fault == "local-rank-argument":
-            lines = [Finding(fault, node.lineno, evidence) for node, evidence in rule(source)]
+            grade = "" if fault in NOTES else WRONG if fault in CERTAIN else LOOK
+            lines = [Finding(fault, node.lineno, evidence, grade) for node, evidence in rule(source)]
             found |= set(lines[:1] if fault in ONCE else lines)  # several lines of one cause are told once
     return sorted(found, key=lambda each: (each.line, each.fault))
 
@@ -47,8 +48,10 @@ RULES: dict[str, Callable[[Source], Found]] = {
     "file-by-every-rank": ranks.file_by_every_rank,
     "unguarded-save": ranks.unguarded_save,
     "collective-under-rank-0": ranks.collective_under_rank_0,
+    "set-order": ranks.set_order,
+    "collective-under-join": ranks.collective_under_join,
     "different-start": weights.different_start,
-    "drift": weights.drift,
+    "past-the-replica": weights.past_the_replica,
     "not-averaged": weights.not_averaged,
     "averaged-twice": models.averaged_twice,
     "early-load": saves.early_load,
@@ -61,8 +64,13 @@ RULES: dict[str, Callable[[Source], Found]] = {
     "local-rank-argument": starts.local_rank_argument,
     "cuda-without-device": starts.cuda_without_device,
 }
+# Where the text leaves no ordinary way in which it could be right; the rest is worth a look, and for a run to decide.
+CERTAIN = {
+    *("collective-under-rank-0", "set-order", "no-main-guard", "forward-outside-no-sync", "past-the-replica"),
+    *("averaged-twice", "missing-set-epoch", "module-prefix", "unguarded-save"),
+}
 ONCE = {
-    "drift",
+    "past-the-replica",
     "mean-of-means",
     "averaged-twice",
     "loss-not-reduced",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ddp_course.rehearsal.finding import Finding
@@ -38,12 +39,26 @@ class Writer:
             self.file.write(as_line({"what": what, "line": self.line(), **facts}))
             self.file.flush()
 
-    def line(self) -> int | None:
-        """The innermost line of the learner's file in this thread."""
+    def frame(self) -> FrameType | None:
+        """The innermost call of the learner's file in this thread."""
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self.script:
             frame = frame.f_back
+        return frame
+
+    def line(self) -> int | None:
+        """The innermost line of the learner's file in this thread."""
+        frame = self.frame()
         return frame.f_lineno if frame else None
+
+    def lines(self) -> list[int]:
+        """The lines of the learner's file that are at work in this thread, the innermost first."""
+        found, frame = [], self.frame()
+        while frame is not None:
+            if frame.f_code.co_filename == self.script:
+                found.append(frame.f_lineno)
+            frame = frame.f_back
+        return found
 
     def asked_by_program(self) -> bool:
         """Whether the learner's file itself made the call that is watched, and not a library that it called."""

@@ -16,23 +16,50 @@ import runpy
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch.multiprocessing
 
+from ddp_course.diagnose.causes import CAUSES
 from ddp_course.diagnose.recognise import recognise
 from ddp_course.launcher import RankError, launch
+from ddp_course.launcher.failure import is_talking
 from ddp_course.rehearsal import compare, two_runs
-from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.finding import GRADES, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
+from ddp_course.rehearsal.run_of_calls import calls, crash
+from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch import Watch
+
+CALLS = ("uneven-inputs", "decided-by-one-rank", "collective-under-rank-0", "forward-on-one-rank", "collective-order",
+         "set-order", "collective-under-join")  # fmt: skip
+CHANGES = ("changed-after-wrapping", "thawed-after-wrapping", "rates-differ", "step-without-sync", "past-the-replica")
+# Faults of the text that a run which looked for others has looked for, too.
+SHOWN_WITH = {
+    **dict.fromkeys(("past-the-replica", "averaged-twice", "summed", "forward-outside-no-sync"), {"not-averaged"}),
+    **dict.fromkeys(CALLS, {"collective-order"}),
+    "set-order": set(),  # an order that agreed by chance
+}
 
 MOST_BYTES = 500e6  # of the folder that is copied
 DIE_AFTER = 2  # steps after the first save
 RACES = {"early-load"}  # one run that went well refutes no race
+# Of findings with one cause, only the first is told: what is in a set follows from what it stands behind.
+FOLLOWS = {
+    "crash": {"drift", "not-averaged"},
+    **dict.fromkeys(CALLS, {"drift", "collective-order", "crash"}),
+    **dict.fromkeys(("same-draws", "sampler-differs", "stale-workers"), {"same-rows", "missing-set-epoch"}),
+    **dict.fromkeys(CHANGES, {"drift", "not-averaged", "loss-of-whole-batch"}),
+    "not-averaged": {"drift"},
+    "different-start": {"drift", "not-averaged"},
+    "same-rows": {"split-leak"},
+    "loss-of-unequal-counts": {"mean-of-means", "loss-of-whole-batch"},
+    "local-batchnorm": {"loss-of-whole-batch"},
+}
 
 
 @dataclass
@@ -43,7 +70,8 @@ class Rehearsal:
         findings: what is wrong or worth a look, by line.
         right: faults that were looked for, could have been seen, and were not there.
         unseen: faults that this program gave no occasion to see.
-        failure: why it could not be run; "" if it could.
+        failure: why it did not run to its end; "" if it did.
+        started: whether it came to open a process group, or to its end.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -51,12 +79,14 @@ class Rehearsal:
     unseen: list[str] = field(default_factory=list)
     failure: str = ""
 
+    started: bool = True
+
     @property
     def status(self) -> int:
-        """0 nothing wrong, 1 something wrong, 2 the program could not be run."""
-        if any(not each.note for each in self.findings):
-            return 1
-        return 2 if self.failure else 0
+        """0 nothing wrong, 1 something wrong, 2 the program could not be started."""
+        if not self.started:
+            return 2
+        return int(bool(self.failure) or any(each.grade == WRONG for each in self.findings))
 
 
 def rehearse(
@@ -65,7 +95,8 @@ def rehearse(
     *,
     world_size: int = 2,
     limit_s: float = 300.0,
-    wait_s: float = 30.0,
+    wait_s: float = 20.0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Rehearsal:
     """Run a program on one rank and on `world_size`, and say what is right, wrong or could not be seen.
 
@@ -74,6 +105,7 @@ def rehearse(
         arguments: its own.
         limit_s: the longest that one run may take, once its ranks have started.
         wait_s: the longest that a rank may wait for the others.
+        say: is told what is being tried.
     Raises:
         OSError: the script cannot be read.
         SyntaxError: it is no Python.
@@ -81,38 +113,56 @@ def rehearse(
     Collective: none of its own; the program's, on ranks of this machine.
     """
     path = Path(script).resolve()
-    text = path.read_text(encoding="utf-8")
-    by_text = lint(text)
+    source = Source(path.read_text(encoding="utf-8"))
+    by_text = lint(source.text)
     with tempfile.TemporaryDirectory(prefix="ddp_course_rehearsal_") as folder:
         stage = _Stage(path, list(arguments), Path(folder), limit_s, wait_s)
-        whole, failure = stage.run("whole", world_size)
-        one, _ = stage.run("one", 1) if not failure else (None, "")
-        answers = {}
+        say(f"running it on {world_size} ranks")
+        whole, failure = stage.run("whole", world_size, hashes=source.has_sets)
+        hung = calls(whole, source.text, bool(failure))
+        one, alone = Notes([[]], []), ""
+        if not isinstance(hung, Finding):
+            say("running it on 1 rank, with the same samples in its first step")
+            one, alone = stage.run("one", 1, batches=str(stage.notes("whole")))
+        answers: dict[str, Answer] = {
+            "collective-order": hung,
+            "crash": crash(whole, one, CAUSES) if failure else RIGHT,
+        }
         for fault, question in compare.QUESTIONS.items():
-            answers[fault] = question(whole, text) if fault in compare.OF_TEXT_TOO else question(whole)
-        answers["lr-not-scaled"] = two_runs.rate(one, whole) if one else None
-        if one and not isinstance(answers["averaged-twice"], Finding):
-            answers["averaged-twice"] = two_runs.same_step(one, whole) or answers["averaged-twice"]
-        answers["inexact-resume"] = stage.killed_and_resumed(whole) if not failure and whole.all("saved") else None
-    return _told(by_text, answers, failure)
+            answers[fault] = question(whole, source) if fault in compare.OF_TEXT_TOO else question(whole)
+        if not failure and not alone:
+            answers["lr-not-scaled"] = two_runs.rate(one, whole)
+            answers["loss-of-unequal-counts"] = two_runs.same_batch(one, whole)
+            if not isinstance(answers["not-averaged"], Finding):
+                answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
+        answers["inexact-resume"] = None
+        if not failure and whole.all("saved"):
+            say("running it again, killed after its first save and started anew")
+            answers["inexact-resume"] = stage.killed_and_resumed(whole)
+    started = not failure or bool(whole.all("group")) and not (alone and not whole.all("call"))
+    return _told(by_text, answers, failure, started)
 
 
-def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str) -> Rehearsal:
+def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str, started: bool) -> Rehearsal:
     # In the run, a pass over the loader is nearer to the fault than the sampler's line.
     lines = {each.fault: each.line for each in reversed(by_text) if each.fault != "missing-set-epoch"}
-    if "drift" in lines:  # a forward past the replica is both
-        lines.setdefault("not-averaged", lines["drift"])
+    if "past-the-replica" in lines:  # a forward past the replica is both
+        lines.setdefault("not-averaged", lines["past-the-replica"])
     seen = [replace(each, line=lines.get(each.fault, each.line))  # the text's line is the cause's
             for each in answers.values() if isinstance(each, Finding)]  # fmt: skip
     named = {each.fault for each in seen}
     settled = named | {fault for fault, answer in answers.items() if answer == RIGHT and fault not in RACES}
+    settled |= {fault for fault, group in SHOWN_WITH.items() if group & settled}
     if failure:  # what came to an early end has not shown that all is well
         settled = named
     rest = [each for each in by_text if each.fault not in settled]
+    findings = {*seen, *rest}
+    behind = set().union(*(FOLLOWS.get(each.fault, set()) - {each.fault} for each in findings if each.grade != NOTE))
+    findings = {each for each in findings if each.fault not in behind}
     right = [fault for fault, answer in answers.items() if answer == RIGHT and not failure]
     unseen = [fault for fault, answer in answers.items() if answer is None]
-    findings = sorted({*seen, *rest}, key=lambda each: (each.line or 0, each.fault))
-    return Rehearsal(findings, right, unseen, failure)
+    in_order = sorted(findings, key=lambda each: (GRADES.index(each.grade), each.fault not in CALLS, each.line or 0))
+    return Rehearsal(in_order, right, unseen, failure, started)
 
 
 class _Stage:
@@ -130,12 +180,25 @@ class _Stage:
                 f"with less than {MOST_BYTES / 1e6:.0f} MB"
             )
 
+    def notes(self, name: str) -> Path:
+        return self.folder / f"notes-{name}"
+
     def run(
-        self, name: str, world_size: int, die_after: int | None = None, where: str | None = None
+        self,
+        name: str,
+        world_size: int,
+        die_after: int | None = None,
+        where: str | None = None,
+        batches: str | None = None,
+        hashes: bool = False,
     ) -> tuple[Notes, str]:
-        """Run the program once; returns its notes, and the report if it failed."""
+        """Run the program once; returns its notes, and the report if it failed.
+
+        Args:
+            hashes: whether each rank is to have a seed of its own for hash(), as under torchrun; that takes longer.
+        """
         home = self.folder / (where or name)
-        notes = self.folder / f"notes-{name}"
+        notes = self.notes(name)
         notes.mkdir()
         if not home.exists():
             skipped = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".ipynb_checkpoints")
@@ -143,10 +206,9 @@ class _Stage:
         script = str(home / self.script.name)
         failure = ""
         try:
-            call = (script, self.arguments, str(notes), self.wait_s, die_after)
-            launch(
-                _rehearsed, world_size, call, init=False, quiet=True, limit_s=self.limit_s, timeout_s=self.wait_s + 10
-            )
+            call = (script, self.arguments, str(notes), self.wait_s, die_after, batches)
+            launch(_rehearsed, world_size, call, init=False, quiet=True, limit_s=self.limit_s,
+                   timeout_s=self.wait_s + 10, start_method="spawn" if hashes else "forkserver")  # fmt: skip
         except RankError as error:
             failure = str(error)
         return Notes.read(notes, world_size), failure.replace(str(home), ".")
@@ -164,20 +226,40 @@ class _Stage:
 
 
 def _rehearsed(
-    rank: int, world_size: int, script: str, arguments: list[str], notes: str, wait_s: float, die_after: int | None
+    rank: int,
+    world_size: int,
+    script: str,
+    arguments: list[str],
+    notes: str,
+    wait_s: float,
+    die_after: int | None,
+    batches: str | None,
 ) -> None:
     """What each rank runs: the learner's program, as `python script.py` would."""
     os.chdir(os.path.dirname(script))
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(script))
-    watch = Watch(script, notes, rank, wait_s, die_after)
+    watch = Watch(script, notes, rank, wait_s, die_after, batches)
     watch.install()
     torch.multiprocessing.spawn = _own_ranks(rank, world_size)
+    error: BaseException | None = None
     try:
+        watch.calls.follow()
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise RuntimeError(f"the program ended with exit status {end.code}") from end
+            error = RuntimeError(f"the program ended with exit status {end.code}")
+            raise error from end
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        lines = (
+            [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+            if error
+            else []
+        )
+        watch.at_end(error, lines[-1] if lines else None, error is not None and is_talking(error))
 
 
 def _own_ranks(rank: int, world_size: int):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.finding import LOOK, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
+from ddp_course.rehearsal.source import Source
 
 WAITING, WAIT_S = 0.5, 10e-3  # share of the time, and seconds a batch, spent waiting for rows
 FEW = 8  # rows in the same order that may agree by chance, where a data set holds equal rows
@@ -36,18 +37,114 @@ def first_passes(notes: Notes) -> list[list[float]]:
 
 
 def same_rows(notes: Notes) -> Answer:
+    if differs := _samplers(notes):
+        return differs
     passes = first_passes(notes)
     if len(passes) < 2 or not all(passes):
         return None
     fewest = min(map(len, passes))
-    line = next((fact["line"] for fact in notes.all("loader")), None)
+    made = notes.all("loader")
+    line = next((fact["line"] for fact in made), None)
     shared = set(passes[0]).intersection(*passes[1:])
-    if any(len(set(rows)) < 0.98 * len(rows) for rows in passes):  # the data holds equal rows: only the order tells
-        if fewest < FEW or any(rows[:fewest] != passes[0][:fewest] for rows in passes):
+    same_order = all(rows[:fewest] == passes[0][:fewest] for rows in passes)
+    if any(len(set(rows)) < 0.98 * len(rows) for rows in passes):  # the data holds equal samples: only the order tells
+        if fewest < FEW or not same_order:
             return None
     elif len(shared) <= max(len(passes), fewest // 4):
         return RIGHT
-    return Finding("same-rows", line, f"{len(shared)} of the first {fewest} rows of each rank are the same")
+    draws = next((fact for fact in made if fact["sampler"] in RANDOM), None)
+    evidence = f"{len(shared)} of the first {fewest} samples of each rank are the same"
+    if draws and draws["sampler"] != "RandomSampler":
+        return Finding("same-draws", draws["line"], f"{draws['sampler']}: {evidence}") if same_order else None
+    return Finding("same-rows", line, evidence, WRONG if same_order or len(shared) < fewest else LOOK)
+
+
+RANDOM = {"RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler"}
+
+
+def _samplers(notes: Notes) -> Finding | None:
+    """DistributedSamplers that do not divide the data between them."""
+    for row in zip(*notes.of("sampler"), strict=False):
+        if row[0]["shuffle"] and len({fact["seed"] for fact in row}) > 1:
+            seeds = ", ".join(str(fact["seed"]) for fact in row)
+            return Finding("sampler-differs", row[0]["made"], f"the ranks' samplers have the seeds {seeds}")
+        places = [(fact["rank"], fact["num_replicas"]) for fact in row]
+        if places != [(rank, len(row)) for rank in range(len(row))] and len(set(places)) < len(row):
+            said = ", ".join(f"rank {rank} takes share {own} of {of}" for rank, (own, of) in enumerate(places))
+            return Finding("sampler-differs", row[0]["made"], said)
+        if row[0]["shuffle"] and len({fact["epoch"] for fact in row}) > 1:
+            epochs = ", ".join(str(fact["epoch"]) for fact in row)
+            return Finding("sampler-differs", row[0]["line"], f"the ranks' samplers are in the epochs {epochs}",
+                           cure="call set_epoch with the same number on every rank")  # fmt: skip
+    return None
+
+
+def split_leak(notes: Notes, source: Source) -> Answer:
+    """Does a rank train on what another evaluates, while none trains on what it evaluates itself?"""
+    trained, evaluated = zip(*map(_used, notes.ranks), strict=True)
+    if len(trained) < 2 or not all(trained) or not all(evaluated):
+        return None
+    for rank, own in enumerate(trained):
+        if len(own & evaluated[rank]) > 0.02 * len(evaluated[rank]):
+            return None  # it evaluates what it trains on, and knows it
+    for rank, own in enumerate(trained):
+        for other, held in enumerate(evaluated):
+            if len(own & held) > max(1, 0.05 * len(held)):
+                calls = source.named(*SPLITS)
+                line = calls[0].lineno if calls else None
+                evidence = (
+                    f"rank {rank} trains on {len(own & held)} of the {len(held)} samples that rank {other} evaluates"
+                )
+                return Finding("split-leak", line, evidence)
+    return RIGHT
+
+
+SPLITS = ("random_split", "train_test_split", "randperm", "permutation", "shuffle", "sample", "split")
+
+
+def _used(facts: list[dict]) -> tuple[set[float], set[float]]:
+    """The samples that a rank trains on and those that it evaluates, as they came from the loaders."""
+    trained: set[float] = set()
+    evaluated: set[float] = set()
+    batch: list[float] = []
+    for fact in facts:
+        if fact["what"] == "batch":
+            batch = fact["rows"]
+        elif fact["what"] == "forward" and batch:
+            (trained if fact["training"] else evaluated).update(batch)
+            batch = []
+    return trained, evaluated
+
+
+def orders(notes: Notes) -> list[tuple[list[dict], list[list[float]]]]:
+    """For each loader of rank 0: its passes, and the samples of each in their order."""
+    passes: dict[int, list[dict]] = defaultdict(list)
+    rows: dict[int, list[list[float]]] = defaultdict(list)
+    for fact in notes.ranks[0] if notes.ranks else ():
+        if fact["what"] == "pass":
+            passes[fact["loader"]].append(fact)
+            rows[fact["loader"]].append([])
+        elif fact["what"] == "batch" and rows[fact["loader"]]:
+            rows[fact["loader"]][-1] += fact["rows"]
+    return [(passes[number], rows[number]) for number in passes]
+
+
+def stale_workers(notes: Notes) -> Answer:
+    """Workers that stay, and give the same order although the program counts on."""
+    right = False
+    for facts, rows in orders(notes):
+        if len(facts) < 2 or not facts[0]["stay"] or len(rows[0]) < FEW or len(rows[0]) != len(rows[1]):
+            continue
+        moved = sorted(name for name, value in facts[1]["counts"].items() if facts[0]["counts"].get(name) != value)
+        if moved and rows[0] == rows[1]:
+            change = f"{moved[0]} goes from {facts[0]['counts'][moved[0]]} to {facts[1]['counts'][moved[0]]}"
+            made = [
+                fact for fact in notes.ranks[0] if fact["what"] == "loader" and fact["loader"] == facts[0]["loader"]
+            ]
+            line = made[0]["line"] if made else facts[0]["line"]
+            return Finding("stale-workers", line, f"{change}, and both passes read the same samples in the same order")
+        right |= bool(moved)
+    return RIGHT if right else None
 
 
 def no_set_epoch(notes: Notes) -> Answer:
@@ -79,7 +176,7 @@ def mean_of_means(notes: Notes) -> Answer:
     return RIGHT if sizes and all(len(each) <= 1 for each in sizes) else None
 
 
-def padded_evaluation(notes: Notes, text: str) -> Answer:
+def padded_evaluation(notes: Notes, source: Source) -> Answer:
     facts = notes.ranks[0]
     looked = False
     for index, fact in enumerate(facts):
@@ -89,7 +186,7 @@ def padded_evaluation(notes: Notes, text: str) -> Answer:
         if after is None or after["training"]:
             continue
         looked = True
-        cut_off_again = re.search(r"gather(.|\n)*\[\s*:\s*[a-z_]", text)
+        cut_off_again = re.search(r"gather(.|\n)*\[\s*:\s*[a-z_]", source.text)
         if fact["padded"] and not cut_off_again:
             return Finding("padded-evaluation", fact["made"], f"{fact['padded']} rows are evaluated twice")
     return RIGHT if looked else None
@@ -116,7 +213,7 @@ def same_augmentation(notes: Notes) -> Answer:
 
 
 def slow_loading(notes: Notes) -> Answer:
-    waits, clocks = notes.of("waited")[0], [fact["clock"] for fact in notes.of("weights")[0] if "clock" in fact]
+    waits, clocks = notes.of("batch")[0], [fact["clock"] for fact in notes.of("weights")[0] if "clock" in fact]
     if len(waits) < 4 or len(clocks) < 4:
         return None
     # The first batch starts workers, and the first step compiles; neither is a habit.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ddp_course.rehearsal.finding import Finding
+from ddp_course.rehearsal.finding import LOOK, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.sketches import alike
+from ddp_course.rehearsal.source import Source
 
 CLOSE = 1e-3  # relative; gradients in bfloat16 have three digits
 EQUAL = 1e-6  # relative; weights that were computed alike
@@ -21,9 +22,15 @@ def states(notes: Notes) -> list[list[dict]]:
     return [[fact for fact in facts if fact["which"] == facts[0]["which"]] for facts in notes.of("weights") if facts]
 
 
+def together(notes: Notes) -> list[tuple[dict, ...]]:
+    """The ranks' notes of weights, side by side, of optimizers that hold the same parameters everywhere."""
+    rows = zip(*notes.of("weights"), strict=False)
+    return [row for row in rows if all(each.get("shapes") == row[0].get("shapes") for each in row)]
+
+
 def different_start(notes: Notes) -> Answer:
     first = [facts[0] for facts in states(notes)]
-    if len(first) < 2:
+    if len(first) < 2 or any(each.get("shapes") != first[0].get("shapes") for each in first):
         return None
     if all(alike(first[0]["sketch"], each["sketch"], EQUAL) for each in first):
         return RIGHT
@@ -32,21 +39,84 @@ def different_start(notes: Notes) -> Answer:
         if not all(alike(one, other[1:], EQUAL) for other in others):
             line = made or line
             break
-    return Finding("different-start", line, "before the first step the ranks' weights differ")
+    met = [gradients(notes)] if notes.all("gradients") else []
+    grade = WRONG if RIGHT in met or notes.all("wrapped") else LOOK  # ranks that never average may train other models
+    return Finding("different-start", line, "before the first step the ranks' weights differ", grade)
+
+
+def equal_at_the_end(notes: Notes) -> bool | None:
+    """Whether all ranks end with the same weights; None if they did not come to an end, or hold different parts."""
+    ends = [next((fact["final"] for fact in facts if fact["what"] == "end"), None) for facts in notes.ranks]
+    if len(ends) < 2 or not all(ends) or any([s for s, _ in each] != [s for s, _ in ends[0]] for each in ends):
+        return None
+    return all(
+        alike(one, other, EQUAL) for each in ends[1:] for (_, one), (_, other) in zip(ends[0], each, strict=True)
+    )
 
 
 def drift(notes: Notes) -> Answer:
+    """Do ranks that start alike end alike? Weights that part and meet again, as under join(), are no drift."""
     if different_start(notes) is not RIGHT:
         return None
-    for together in zip(*notes.of("weights"), strict=False):
-        step, when = together[0]["step"], together[0]["at"]
-        if not all(alike(together[0]["sketch"], each["sketch"], EQUAL) for each in together):
-            line = _beside_the_replica(notes) or together[0]["line"]
-            return Finding("drift", line, f"the ranks' weights differ {when} step {step}")
-        for (name, made, *one), *others in zip(*(each.get("still", []) for each in together), strict=False):
-            if not all(alike(one, other[2:], EQUAL) for other in others):
-                return Finding("drift", made, f"{name}, which no gradient changes, differs {when} step {step}")
-    return RIGHT
+    rows = together(notes)
+    still = rows[-1] if rows else ()
+    for (name, made, *one), *others in zip(*(each.get("still", []) for each in still), strict=False):
+        if not all(alike(one, other[2:], EQUAL) for other in others):
+            return Finding("drift", made, f"{name}, which no gradient changes, differs {_when(still[0])}")
+    equal = equal_at_the_end(notes)
+    if equal:
+        return RIGHT
+    apart = next((row for row in rows if not all(alike(row[0]["sketch"], each["sketch"], EQUAL) for each in row)), None)
+    if apart is None:
+        steps = [len(each) // 2 for each in notes.of("weights")]
+        if equal is None or len(set(steps)) == 1:
+            return None if equal is None else Finding("drift", None, "after the last step the ranks' weights differ")
+        counts = ", ".join(f"rank {rank} {count}" for rank, count in enumerate(steps))
+        return Finding("drift", rows[0][0]["line"], f"the ranks took different numbers of steps: {counts}")
+    return _why(notes, apart) or Finding("drift", apart[0]["line"], f"the ranks' weights differ {_when(apart[0])}")
+
+
+def _when(fact: dict) -> str:
+    return f"{fact['at']} step {fact['step']}"
+
+
+def _why(notes: Notes, apart: tuple[dict, ...]) -> Finding | None:
+    """What came before weights parted that parts them."""
+    differ = f"the ranks' weights differ {_when(apart[0])}"
+    if moved := notes.all("converted"):
+        return Finding(
+            "changed-after-wrapping", moved[0]["line"], f"the model was converted to {moved[0]['to']}; {differ}"
+        )
+    if new := notes.all("replaced"):
+        return Finding("changed-after-wrapping", new[0]["line"], f"{new[0]['name']} is new; {differ}")
+    if thawed := notes.all("thawed"):
+        line, *outer = thawed[0]["at"] or [thawed[0]["line"]]
+        names = sorted({fact["name"] for fact in thawed})
+        seen = f"{len(names)} parameters, {names[0]} among them, were thawed by line {line}"
+        return Finding("thawed-after-wrapping", outer[0] if len(outer) > 1 else line, f"{seen}; {differ}")
+    if rates := _rates(notes):
+        return rates
+    if unsent := notes.all("unsent step"):
+        evidence = f"the last forward before it, line {unsent[0]['forward']}, ran under no_sync(); {differ}"
+        return Finding("step-without-sync", unsent[0]["line"], evidence)
+    if line := _beside_the_replica(notes):
+        return Finding("past-the-replica", line, f"this forward does not go through the replica; {differ}")
+    return None
+
+
+def _rates(notes: Notes) -> Finding | None:
+    for row in together(notes):
+        if "rates" in row[0] and len({tuple(each["rates"]) for each in row}) > 1:
+            said = ", ".join(f"rank {rank} {each['rates'][0]:g}" for rank, each in enumerate(row))
+            fed = next((pair for pair in zip(*notes.of("metric"), strict=False)
+                        if len({each["value"] for each in pair}) > 1), None)  # fmt: skip
+            if fed is None:
+                return Finding("rates-differ", row[0]["line"], f"in step {row[0]['step']}: {said}")
+            values = ", ".join(f"{each['value']:g} on rank {rank}" for rank, each in enumerate(fed))
+            return Finding(
+                "rates-differ", fed[0]["line"], f"the schedule was given {values}; then the rates are {said}"
+            )
+    return None
 
 
 def gradients(notes: Notes) -> Answer:
@@ -61,6 +131,10 @@ def gradients(notes: Notes) -> Answer:
         said[verdict] += verdict not in (RIGHT, None)
     if any(said.values()) and said.most_common(1)[0][1] >= right:  # a clipped step is looked at twice
         fault, steps = said.most_common(1)[0]
+        if fault == "not-averaged" and equal_at_the_end(notes):
+            return RIGHT  # what is averaged is the weights, now and then
+        if fault == "not-averaged" and (line := _beside_the_replica(notes)):
+            return Finding("past-the-replica", line, f"in {steps} steps the gradients are those of the rank alone")
         ratio = {"not-averaged": "those of the rank alone", "averaged-twice": f"1/{world_size} of the mean"}
         evidence = f"in {steps} steps the gradients are {ratio.get(fault, f'{world_size} times the mean')}"
         return Finding(fault, _line_of(fault, notes), evidence)
@@ -86,7 +160,7 @@ def _verdict(found: list[list[float]], local: list[list[float]]) -> str | None:
 
 
 def _line_of(fault: str, notes: Notes) -> int | None:
-    """Where to look: for gradients that never met, at what kept them apart."""
+    """Where to look: for gradients that were never averaged, at what kept them apart."""
     step = next((fact["line"] for fact in notes.all("gradients")), None)
     if fault != "not-averaged":
         return step
@@ -94,7 +168,7 @@ def _line_of(fault: str, notes: Notes) -> int | None:
         first = next(iter(notes.all("weights")), {})
         return next((made for made, *_ in first.get("each", []) if made), step)
     quiet = next((fact["line"] for fact in notes.all("no_sync")), None)
-    return _beside_the_replica(notes) or quiet or step
+    return quiet or step
 
 
 def _beside_the_replica(notes: Notes) -> int | None:
@@ -120,9 +194,9 @@ def no_sync(notes: Notes) -> Answer:
     return RIGHT if notes.all("no_sync") else None
 
 
-def local_batchnorm(notes: Notes, text: str) -> Answer:
+def local_batchnorm(notes: Notes, source: Source) -> Answer:
     norms = notes.all("batchnorm")
-    if not norms or "convert_sync_batchnorm" in text:  # torch's needs GPUs, so that here the local one stays
+    if not norms or "convert_sync_batchnorm" in source.text:  # torch's needs GPUs, so that here the local one stays
         return None
     if (rows := min(fact["rows"] for fact in norms)) > SMALL_BATCH:
         return RIGHT

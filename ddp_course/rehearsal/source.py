@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
+
+from ddp_course.rehearsal.rank_flow import RANK, RankFlow
 
 COLLECTIVES = frozenset(
     [
@@ -31,7 +33,6 @@ COLLECTIVES = frozenset(
     ]
 )
 Found = Iterator[tuple[ast.AST, str]]  # what a rule yields: where, and what was seen there
-RANK = re.compile(r"(^|_)rank(_?id|_?0)?($|_)|^rk$|proc(ess)?_?(index|idx|id|num)$", re.IGNORECASE)
 ONE_RANK = re.compile(r"(^|_)(main|master|chief|primary|leader|writer|root|zero|first|rank_?0)(_|$)", re.IGNORECASE)
 WORLD = re.compile(r"world|num_replicas|n_?ranks|n_?procs|n_?gpus|num_?gpus|WORLD_SIZE|^ws$", re.IGNORECASE)
 
@@ -127,6 +128,72 @@ class Source:
             self.named("init_process_group", "DistributedDataParallel", "DDP", "spawn", "FullyShardedDataParallel")
         )
 
+    @cached_property
+    def flow(self) -> RankFlow:
+        return RankFlow(self.tree, self.parent)
+
+    def of_rank(self, node: ast.AST) -> bool:
+        """Whether a value is another on each rank, as far as its text tells."""
+        return self.flow.depends(node)
+
+    # --- Which statement stands on this line? ---------------------------------------------------------
+
+    @cached_property
+    def statements(self) -> dict[int, ast.stmt]:
+        """The statement on each line; of a compound one, on the lines of its head."""
+        found: dict[int, ast.stmt] = {}
+        for node in self.all(ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno
+            for line in range(node.lineno, max(last, node.lineno) + 1):
+                found.setdefault(line, node)
+        return found
+
+    @cached_property
+    def handlers(self) -> dict[int, ast.ExceptHandler]:
+        """The handlers by the lines on which one enters them."""
+        return {line: each for each in self.all(ast.ExceptHandler) for line in (each.lineno, each.body[0].lineno)}
+
+    @cached_property
+    def turns(self) -> set[int]:
+        """The lines that leave a loop or a step early."""
+        return {each.lineno for kind in (ast.Continue, ast.Break, ast.Return) for each in self.all(kind)} | set(
+            self.handlers
+        )
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether the order of a set, which differs from process to process, may matter."""
+        return bool(self.all(ast.Set) or self.all(ast.SetComp) or self.named("set", "frozenset", "hash", "keys"))
+
+    @cached_property
+    def thaws(self) -> set[int]:
+        """The lines that set requires_grad by an assignment."""
+        targets = [(node.lineno, each) for node in self.all(ast.Assign) for each in node.targets]
+        return {line for line, each in targets if isinstance(each, ast.Attribute) and each.attr == "requires_grad"}
+
+    @cached_property
+    def loops(self) -> dict[int, list[str]]:
+        """For each line inside for loops, the names that they set, the outermost first."""
+        found: dict[int, list[str]] = defaultdict(list)
+        for node in self.all(ast.For):
+            names = [each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)]
+            for line in range(node.body[0].lineno, node.end_lineno + 1):
+                found[line] += names
+        return dict(found)
+
+    def test_above(self, line: int) -> int | None:
+        """The line of the test under which the statement on a line stands."""
+        node = self.statements.get(line)
+        return next((each.lineno for each in self.above(node) if isinstance(each, ast.If)), None) if node else None
+
+    def loads(self, node: ast.AST) -> bool:
+        """Whether an expression speaks of batches from a DataLoader."""
+        loaders = self.named("DataLoader")
+        made = {last_name(target) for each in self.all(ast.Assign) for target in each.targets
+                if any(part in loaders for part in ast.walk(each.value))}  # fmt: skip
+        return any(word in made or "loader" in word.lower() for word in words_in(node))
+
     # --- Who comes to this line? ----------------------------------------------------------------------
 
     def one_rank_only(self, node: ast.AST, seen: frozenset = frozenset()) -> bool:
@@ -172,8 +239,10 @@ class Source:
                 return False
             sides = [test.left, *test.comparators]
             return any(isinstance(s, ast.Constant) and s.value in (0, -1, "0") for s in sides) and any(
-                speaks_of_rank(side) for side in sides
+                speaks_of_rank(side) or self.flow.is_rank(side) for side in sides
             )
+        if self.flow.is_rank(test):  # `not self.gpu_id`
+            return True
         name = last_name(test)
         named = ONE_RANK.search(name) or name.lower() in ("rank", "rank0", "ismain")
         return bool(name) and (bool(named) or self._stands_for_rank_test(name))
@@ -273,17 +342,3 @@ class Source:
             if function and function not in seen and (found := self.reaches(function, names, seen | {function})):
                 return found
         return None
-
-
-def own_of_rank(source: Source) -> Callable[[ast.AST], bool]:
-    """Return whether a value depends on the rank, directly or through the names that it is made of."""
-    assigned = {last_name(target): node.value for node in source.all(ast.Assign) for target in node.targets}
-
-    def own(node: ast.AST, depth: int = 3) -> bool:
-        if speaks_of_rank(node):
-            return True
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-        names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"device"}
-        return depth > 0 and any(own(assigned[name], depth - 1) for name in names if name in assigned)
-
-    return own

@@ -42,6 +42,9 @@ def loss_not_reduced(source: Source) -> Found:
         if not words:
             continue
         names = flow.onward(words, call)
+        held = {word for parts, targets in flow.loops if targets & words for word in parts - COMMON}
+        if flow.reduced & held:  # it is one of the values that were reduced in a loop
+            continue
         if not flow.reduced & (names | words) and not source.reaches(call, COLLECTIVES) and flow.logged(call, names):
             yield call, "this is the loss of one rank's rows, and no collective combines it with the others'"
 
@@ -56,8 +59,9 @@ class _Flow:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None:
                 self.edges.append((words_in(node.value), set().union(*map(words_in, targets))))
-        for node in [*source.all(ast.For), *source.all(ast.comprehension)]:
-            self.edges.append((words_in(node.iter), words_in(node.target)))
+        self.loops = [(words_in(node.iter), words_in(node.target))
+                      for node in [*source.all(ast.For), *source.all(ast.comprehension)]]  # fmt: skip
+        self.edges += self.loops
         for call in source.named("append", "update", "add_", "extend", "copy_"):
             if isinstance(call.func, ast.Attribute):
                 self.edges.append((set().union(*map(words_in, call.args), set()), words_in(call.func.value)))

@@ -17,7 +17,6 @@ from ddp_course.rehearsal.source import (
     keyword,
     last_name,
     name_of,
-    own_of_rank,
     speaks_of_rank,
     words_in,
 )
@@ -40,22 +39,24 @@ LEVELS = ("basicConfig", "setLevel", "addHandler", "addFilter", "disable", "getL
 
 
 def unguarded_save(source: Source) -> Found:
-    own = own_of_rank(source)
     for call in source.named("save"):
         path = [*call.args[1:], *filter(None, [keyword(call, "f")])]
-        if name_of(call) in ("torch.save", "save") and not source.one_rank_only(call) and not any(map(own, path)):
+        if (
+            name_of(call) in ("torch.save", "save")
+            and not source.one_rank_only(call)
+            and not any(map(source.of_rank, path))
+        ):
             yield call, "torch.save runs on every rank"
 
 
 def file_by_every_rank(source: Source) -> Found:
-    own = own_of_rank(source)
     for call in source.named("open", *WRITERS):
         mode = keyword(call, "mode") or next(iter(call.args[1:] if name_of(call) == "open" else call.args), None)
         writes = last_name(call) in WRITERS or (
             isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "a", "x")
         )
         place = [call.func, *call.args, *(each.value for each in call.keywords)]
-        if writes and not source.one_rank_only(call) and not any(map(own, place)):
+        if writes and not source.one_rank_only(call) and not any(map(source.of_rank, place)):
             yield call, f"{last_name(call)} writes on every rank"
 
 
@@ -128,6 +129,48 @@ def _also_elsewhere(source: Source, call: ast.Call) -> bool:
                 if any(_opposite(test, each.test) for test in tests):
                     return True
     return False
+
+
+def set_order(source: Source) -> Found:
+    """A loop over a set of texts that reduces one value after the other."""
+    sets = {last_name(target) for node in source.all(ast.Assign) for target in node.targets
+            if _unordered(node.value) and not _reordered(source, target)}  # fmt: skip
+    for loop in source.all(ast.For):
+        over = loop.iter.args[0] if last_name(loop.iter) == "enumerate" and loop.iter.args else loop.iter
+        named = isinstance(over, ast.Name | ast.Attribute) and last_name(over) in sets
+        if (named or _unordered(over)) and (call := next(
+            (c for part in loop.body if (c := source.reaches(part, COLLECTIVES)) is not None), None)):  # fmt: skip
+            yield loop, f"{last_name(call)} runs in the order of a set, line {call.lineno}"
+
+
+def _unordered(node: ast.AST) -> bool:
+    """Whether it is a set, of texts as far as one can see: those of whole numbers have one order everywhere."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub | ast.BitXor):
+        return _unordered(node.left) or _unordered(node.right) or last_name(node.left) == "keys"
+    if isinstance(node, ast.Set):
+        return any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in node.elts)
+    if not isinstance(node, ast.Call) or last_name(node) not in ("set", "frozenset") or not node.args:
+        return isinstance(node, ast.SetComp)
+    return not (isinstance(node.args[0], ast.Call) and last_name(node.args[0]) == "range")
+
+
+def _reordered(source: Source, target: ast.AST) -> bool:
+    given = [
+        node.value for node in source.all(ast.Assign) for each in node.targets if last_name(each) == last_name(target)
+    ]
+    return not all(map(_unordered, given))
+
+
+def collective_under_join(source: Source) -> Found:
+    """A collective of the program's own under join(), which stands in for those of DDP alone."""
+    for node in source.all(ast.With):
+        if any(
+            last_name(item.context_expr) == "join" for item in node.items if isinstance(item.context_expr, ast.Call)
+        ):
+            for part in node.body:
+                if call := source.reaches(part, COLLECTIVES):
+                    yield call, f"{last_name(call)} is called for each batch, and a rank without batches never calls it"
+                    return
 
 
 def _opposite(one: ast.AST, other: ast.AST) -> bool:

@@ -17,7 +17,6 @@ from ddp_course.rehearsal.source import (
     keyword,
     last_name,
     name_of,
-    own_of_rank,
     speaks_of_rank,
     words_in,
 )
@@ -48,15 +47,23 @@ NO_SHARDS = {
 
 
 def same_rows(source: Source) -> Found:
-    """A loader that shuffles whole data by itself; or a program in which nothing divides rows between ranks."""
-    loaders = source.named("DataLoader")
-    own = own_of_rank(source)
+    """A loader that shuffles whole data by itself; or a program in which nothing divides samples between ranks."""
+    loaders = [call for call in source.named("DataLoader") if not _evaluates(source, call)]
+    own = [call for call in loaders if any(map(source.of_rank, [*call.args, *(each.value for each in call.keywords)]))]
     for call in loaders:
-        if is_true(keyword(call, "shuffle")) and call.args and not own(call.args[0]) and not _evaluates(source, call):
-            yield call, "it shuffles all rows, on every rank"
+        if call not in own and is_true(keyword(call, "shuffle")) and not _picks_by_rank(source):
+            yield call, "it shuffles all samples, on every rank"
             return
-    if loaders and not _shards(source):
+    if loaders and not own and not _shards(source):
         yield loaders[0], "no sampler, slice or seed in this program depends on the rank"
+
+
+def _picks_by_rank(source: Source) -> bool:
+    """Whether something beside a sampler is chosen by rank and world size: `if i % world_size != rank: continue`."""
+    for node in [each for kind in (ast.Slice, ast.BinOp, ast.Compare) for each in source.all(kind)]:
+        if any(map(WORLD.search, words_in(node))) and source.of_rank(node):
+            return True
+    return False
 
 
 def _shards(source: Source) -> bool:

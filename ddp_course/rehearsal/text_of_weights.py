@@ -8,10 +8,15 @@ from __future__ import annotations
 import ast
 import re
 
-from ddp_course.rehearsal.source import COLLECTIVES, Found, Source, last_name, name_of, own_of_rank, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, Found, Source, last_name, name_of, words_in
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard")
 SEEDS = ("torch.manual_seed", "manual_seed")
+# Names of what may average gradients in the place of torch's wrapper: a library's, or one of the program's own.
+OTHERS = re.compile(
+    r"[Pp]arallel(?!ism)|DDP|_ddp|FSDP|fsdp|deepspeed|Accelerator|Fabric|[Hh]orovod|hvd|^prepare|^Zero|[Dd]istributedOptim"
+    r"|^Dist[A-Z]|replicate|LightningModule|Trainer$"
+)
 # What is asked of a module inside a replica without computing anything.
 KEEPING = re.compile(
     r"state_dict|param|buffer|modules|^(train|eval|to|apply|requires_grad_)$|^(load|save|set|get|update)"
@@ -22,14 +27,13 @@ def different_start(source: Source) -> Found:
     """A seed of the rank's own before the model is made, and nothing that makes the weights equal afterwards."""
     if source.named(*WRAPPERS, "broadcast", "broadcast_coalesced", "broadcast_object_list", "load_state_dict"):
         return
-    own = own_of_rank(source)
     for optimizer in _optimizers(source):
         function, names = source.function_of(optimizer), words_in(optimizer.args[0]) - {"parameters", "self"}
         made = [each for each in source.all(ast.Assign) if source.function_of(each) is function
                 and names & {last_name(target) for target in each.targets}]  # fmt: skip
         before = [call for call in source.all(ast.Call) if made and source.function_of(call) is function
                   and call.lineno < made[0].lineno and _seeds(source, call)]  # fmt: skip
-        if before and any(map(own, before[-1].args)):
+        if before and any(map(source.of_rank, before[-1].args)):
             yield before[-1], "each rank makes its weights from a seed of its own, and no broadcast makes them equal"
 
 
@@ -54,8 +58,10 @@ def not_averaged(source: Source) -> Found:
     )), None) for call in backward]  # fmt: skip
     if all(quiet):
         yield quiet[0], "every backward of this program runs under no_sync"
-    if source.named(*WRAPPERS, "register_comm_hook") or any(
-        "grad" in words_in(node) for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)
+    if (
+        _wrapped_otherwise(source)
+        or source.named(*WRAPPERS, "register_comm_hook")
+        or any("grad" in words_in(node) for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load))
     ):
         return
     functions = [source.function_of(call) or source.tree for call in source.named(*COLLECTIVES)]
@@ -64,7 +70,15 @@ def not_averaged(source: Source) -> Found:
         yield optimizers[0], "nothing wraps the model, and no collective touches a gradient"
 
 
-def drift(source: Source) -> Found:
+def _wrapped_otherwise(source: Source) -> bool:
+    """Whether a wrapper or an optimizer of another make may average the gradients."""
+    names = {last_name(call) for call in source.all(ast.Call)}
+    names |= {each.asname or each.name for node in source.all(ast.ImportFrom) for each in node.names
+              if not (node.module or "").startswith("torch")}  # fmt: skip
+    return any(OTHERS.search(name) for name in names - set(WRAPPERS) - set(source.functions))
+
+
+def past_the_replica(source: Source) -> Found:
     """A training forward through the module inside a replica: its gradients are this rank's own."""
     wraps = source.named("DistributedDataParallel", "DDP")
     if len(wraps) > 1:  # of two networks, one is often asked without being trained

@@ -5,15 +5,20 @@ Read next: `rehearse.py`, which makes the runs.
 
 from __future__ import annotations
 
-from ddp_course.rehearsal.finding import Finding
+import numpy as np
+
+from ddp_course.rehearsal.finding import LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_weights import CLOSE, EQUAL, different_start, states
 from ddp_course.rehearsal.sketches import alike
 
+FIT = 2e-5  # relative; what is told as a sum of the ranks' gradients is one to the precision of float32
+
 
 def rate(one: Notes, many: Notes) -> Answer:
     """Does the learning rate know that the global batch has grown?"""
-    rows = [next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "forward" and f["training"]), None)
+    rows = [next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "batch"), None) or
+            next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "forward" and f["training"]), None)
             for notes in (one, many)]  # fmt: skip
     rates = [
         max((fact["rate"] for fact in notes.of("weights")[0] if "rate" in fact), default=None) for notes in (one, many)
@@ -25,9 +30,63 @@ def rate(one: Notes, many: Notes) -> Answer:
         return RIGHT
     line = next((fact["line"] for fact in many.all("weights")), None)
     evidence = (
-        f"1 rank: {rows[0]} rows a step, lr {rates[0]:g}; {size} ranks: {rows[1] * size} rows a step, lr {rates[1]:g}"
+        f"1 rank: {rows[0]} samples a step, lr {rates[0]:g}; {size} ranks: {rows[1] * size} samples, lr {rates[1]:g}"
     )
-    return Finding("lr-not-scaled", line, evidence, note=True)
+    return Finding("lr-not-scaled", line, evidence)
+
+
+def same_batch(one: Notes, many: Notes) -> Answer:
+    """Is the first step's gradient the one that one rank computes from the same samples, joined in one batch?
+
+    If it is a mean of the ranks' gradients with other weights than equal ones, each rank has divided by its own count.
+    """
+    if not any(fact["whole"] for fact in one.all("replayed")) or different_start(many) is not RIGHT or not states(one):
+        return None
+    starts = [states(notes)[0][0]["sketch"] for notes in (one, many)]
+    alone = next((fact for fact in one.ranks[0] if fact["what"] == "gradients"), None)
+    ranks = [next((fact for fact in facts if fact["what"] == "gradients"), None) for facts in many.ranks]
+    if alone is None or None in ranks or not alike(*starts, EQUAL):
+        return None
+    if any(len(fact["each"]) != len(alone["each"]) for fact in ranks) or not alone["each"]:
+        return None
+    wanted = np.array([found for found, _ in alone["each"]]).ravel()
+    local = np.array([[own for _, own in fact["each"]] for fact in ranks]).reshape(len(ranks), -1).T
+    found = np.array([each for each, _ in ranks[0]["each"]]).ravel()
+    size = np.abs(wanted).max()
+    if not size or np.abs(found - wanted).max() <= CLOSE * size:
+        return RIGHT if size else None
+    shares, *_ = np.linalg.lstsq(local, wanted, rcond=None)
+    line = next((fact["line"] for fact in many.ranks[0] if fact["what"] == "call" and fact["op"] == "backward"), None)
+    if len(wanted) > len(shares) and np.abs(local @ shares - wanted).max() <= FIT * size:
+        if (
+            abs(shares.sum() - 1) > 0.01
+            or np.abs(shares - 1 / len(shares)).max() < 0.02
+            or np.abs(found - local.mean(axis=1)).max() > CLOSE * size
+        ):
+            return None
+        told = " + ".join(f"{share:.2f} × rank {rank}'s" for rank, share in enumerate(shares))
+        evidence = f"on the same samples, one process has the gradient {told}; each counts {1 / len(shares):.2f} here"
+        rows = [sum(len(f["rows"]) for f in facts[: facts.index(g)] if f["what"] == "batch")
+                for facts, g in zip(many.ranks, ranks, strict=True)]  # fmt: skip
+        uneven = np.allclose(shares, np.array(rows) / max(1, sum(rows)), atol=0.01)
+        return Finding("loss-of-unequal-counts", line, evidence, LOOK if uneven and len(set(rows)) > 1 else WRONG)
+    if _noisy(many):
+        return None
+    apart = np.abs(found - wanted).max() / size
+    norms = " (a BatchNorm does)" if many.all("batchnorm") else ""
+    evidence = f"on the same samples, one process has a gradient that differs by {apart:.0%}{norms}"
+    return Finding("loss-of-whole-batch", line, evidence, NOTE if norms else LOOK)
+
+
+def _noisy(notes: Notes) -> bool:
+    """Whether chance takes part in a step: dropout, or numbers drawn in the loop, which no batch can repeat."""
+    return any(fact.get("random") for fact in notes.all("forward")) or bool(notes.draws) or any(
+        batch["rows"] != forward["rows"]
+        for facts in notes.ranks
+        for batch, forward in zip(*(
+            [f for f in facts if f["what"] == what and (what == "batch" or f["training"])][:1]
+            for what in ("batch", "forward")), strict=False)
+    )  # fmt: skip
 
 
 def same_step(one: Notes, many: Notes) -> Answer:

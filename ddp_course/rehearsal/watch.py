@@ -24,10 +24,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ddp_course.rehearsal.notes import Writer, around
+from ddp_course.rehearsal.notes import OPEN, Writer, around
 from ddp_course.rehearsal.sketches import SKETCHES, sketched, weights
+from ddp_course.rehearsal.source import Source
+from ddp_course.rehearsal.watch_calls import CallsWatch
+from ddp_course.rehearsal.watch_changes import ChangesWatch
 from ddp_course.rehearsal.watch_files import FilesWatch
 from ddp_course.rehearsal.watch_rows import RowsWatch
+
+MOST_PARAMETERS = 100  # whose gradients are noted one by one
 
 
 class Watch:
@@ -38,18 +43,26 @@ class Watch:
         folder: of the notes of all ranks.
         limit_s: the longest wait that a group may have.
         die_after: end this job by SIGKILL this many steps after its first save; None for never.
+        batches: a folder of the first batches of another run's ranks, which this run is to read; None for its own.
     """
 
-    def __init__(self, script: str, folder: str, rank: int, limit_s: float, die_after: int | None = None):
+    def __init__(self, script: str, folder: str, rank: int, limit_s: float, die_after: int | None = None,
+                 batches: str | None = None):  # fmt: skip
         self.limit_s, self.die_after = limit_s, die_after
         path = f"{folder}/rank{rank}"
         self.writer = Writer(f"{path}.jsonl", script)
-        self.data, self.files = RowsWatch(self.writer, rank, path), FilesWatch(self.writer, rank, self.at_saved)
+        source = Source(OPEN(script, encoding="utf-8").read())
+        self.calls = CallsWatch(self.writer, source.turns | source.thaws, source.loops)
+        self.data = RowsWatch(self.writer, rank, path, batches)
+        self.files = FilesWatch(self.writer, rank, self.at_saved)
+        self.changes = ChangesWatch(self.writer, self.calls, source)
         self.steps, self.depth, self.saved_at = 0, 0, None
         self.local: dict[int, torch.Tensor] = {}  # what this rank's rows contributed, by parameter
         self.known: set[int] = set()
         self.born: dict[int, int | None] = {}  # the line that made a parameter
         self.synced: dict[int, bool] = {}  # whether a replica's last forward was outside no_sync
+        self.quiet: dict[int, int | None] = {}  # the line of a replica's last forward inside no_sync, until it is sent
+        self.trained: dict[int, list[torch.Tensor]] = {}  # the parameters of each optimizer, also after its end
         self.replicas: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self.norms: set[str] = set()
         self.meeting = {
@@ -76,6 +89,8 @@ class Watch:
         register_optimizer_step_post_hook(self.after_step)
         self.data.install()
         self.files.install()
+        self.calls.install()
+        self.changes.install()
 
     def at_group(self, call: Callable, *args: Any, **kwargs: Any) -> None:
         kwargs["timeout"] = min(timedelta(seconds=self.limit_s), kwargs.get("timeout") or timedelta(days=1))
@@ -93,13 +108,21 @@ class Watch:
             self.born[id(parameter)] = self.writer.line()
 
     def at_wrapping(self, call: Callable, replica: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        self.calls.note("DistributedDataParallel")
         call(replica, *args, **kwargs)
         self.replicas.add(replica)
+        self.changes.at_wrapped(replica)
         self.writer.note("wrapped", unused=bool(kwargs.get("find_unused_parameters")))
 
     def at_replica(self, call: Callable, replica: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             self.synced[id(replica)] = replica.require_backward_grad_sync
+            if replica.require_backward_grad_sync:
+                self.quiet.pop(id(replica), None)
+            else:
+                self.quiet[id(replica)] = self.writer.line()
+            self.changes.at_forward(replica)
+        self.calls.at_forward(replica)
         return call(replica, *args, **kwargs)
 
     def at_no_sync(self, call: Callable, replica: DistributedDataParallel) -> Any:
@@ -130,7 +153,9 @@ class Watch:
 
     def at_parameters(self, call: Callable, optimizer: torch.optim.Optimizer, group: dict) -> None:
         call(optimizer, group)
-        for parameter in optimizer.param_groups[-1]["params"]:
+        own = [each for each in optimizer.param_groups[-1]["params"] if not _sharded(each)]
+        self.trained.setdefault(id(optimizer), []).extend(own)
+        for parameter in own:
             if id(parameter) not in self.known and parameter.requires_grad:
                 self.known.add(id(parameter))
                 parameter.register_hook(functools.partial(self._contributed, weakref.ref(parameter)))
@@ -176,35 +201,50 @@ class Watch:
         return answer
 
     def _gradients(self, parameters: Iterable[torch.Tensor]) -> dict:
+        parameters = [each for each in parameters if not _sharded(each)]
         seen = [each for each in parameters if each.grad is not None and id(each) in self.local]
+        each = [[sketched([p.grad], seed=p.numel()).tolist(), self.local[id(p)].tolist()] for p in seen]
         found = sum((sketched([each.grad], seed=each.numel()) for each in seen), torch.zeros(SKETCHES))
         local = sum((self.local[id(each)] for each in seen), torch.zeros(SKETCHES))
         idle = sum(1 for each in parameters if each.requires_grad and id(each) not in self.local)
-        return {"found": found.tolist(), "local": local.tolist(), "count": len(seen), "idle": idle}
+        return {"found": found.tolist(), "local": local.tolist(), "count": len(seen), "idle": idle,
+                "each": each[:MOST_PARAMETERS]}  # fmt: skip
 
     # --- steps ----------------------------------------------------------------------------------------
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = _parameters(optimizer)
+        for replica in self.replicas:
+            if id(replica) in self.quiet and {id(each) for each in replica.parameters()} & set(map(id, parameters)):
+                self.writer.note("unsent step", forward=self.quiet[id(replica)])
         gradients = self._gradients(parameters)
         if gradients["count"]:
             self.writer.note("gradients", **gradients)
+            self.data.at_step()
         for parameter in parameters:
             self.local.pop(id(parameter), None)
         each = {} if self.steps else {"each": [[self.born.get(id(p)), *weights([p])] for p in parameters]}
-        rate = float(optimizer.param_groups[0]["lr"])
-        self._weights(optimizer, parameters, at="before", rate=rate, **each)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self._weights(optimizer, parameters, at="before", rate=rates[0], rates=rates, **each)
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = _parameters(optimizer)
         self._weights(optimizer, parameters, at="after", clock=time.perf_counter(), still=self._still())
         if self.die_after is not None and self.saved_at is not None and self.steps >= self.saved_at + self.die_after:
             self.writer.note("dies")
             os.kill(os.getpid(), 9)
 
     def _weights(self, optimizer: torch.optim.Optimizer, parameters: list, **facts: Any) -> None:
-        self.writer.note("weights", which=id(optimizer), step=self.steps, sketch=weights(parameters), **facts)
+        shapes = [each.numel() for each in parameters]
+        self.writer.note("weights", which=id(optimizer), step=self.steps, sketch=weights(parameters), shapes=shapes,
+                         **facts)  # fmt: skip
+
+    def at_end(self, error: BaseException | None, line: int | None, talking: bool) -> None:
+        """The program is over on this rank: what it came to."""
+        final = [[[each.numel() for each in own], weights(own)] for own in self.trained.values()]
+        raised = f"{type(error).__name__}: {error}" if error else ""
+        self.calls.note_end(final=final, raised=raised, raised_at=line, talking=talking)
 
     def _still(self) -> list:
         """A replica's parameters that no gradient changes: DDP does not look after them."""
@@ -213,3 +253,12 @@ class Watch:
 
     def at_saved(self) -> None:
         self.saved_at = self.steps if self.saved_at is None else self.saved_at
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"] if not _sharded(each)]
+
+
+def _sharded(parameter: torch.Tensor) -> bool:
+    """Whether each rank holds a part of it, which is to differ."""
+    return type(parameter).__name__ == "DTensor"

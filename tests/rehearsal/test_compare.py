@@ -2,8 +2,10 @@
 
 import pytest
 
-from ddp_course.rehearsal import run_of_files, run_of_rows, run_of_weights, two_runs
+from ddp_course.rehearsal import run_of_calls, run_of_files, run_of_rows, run_of_weights, two_runs
 from ddp_course.rehearsal.notes import RIGHT, Notes
+from ddp_course.rehearsal.source import Source
+from ddp_course.rehearsal.watch_calls import DEEP
 
 
 def notes(*ranks: list[dict], draws: list[dict] = ()) -> Notes:
@@ -37,7 +39,7 @@ def forward(*rows: float) -> dict:
 def test_rows_are_compared_up_to_the_first_that_comes_again():
     assert run_of_rows.same_rows(notes([forward(1, 2), forward(2, 3)], [forward(4, 5), forward(1, 2)])) == RIGHT
     shared = [forward(1, 2, 3, 4, 5, 6)], [forward(4, 5, 6, 1, 2, 3)]
-    assert run_of_rows.same_rows(notes(*shared)).evidence == "6 of the first 6 rows of each rank are the same"
+    assert run_of_rows.same_rows(notes(*shared)).evidence == "6 of the first 6 samples of each rank are the same"
     assert run_of_rows.same_rows(notes([forward(1, 2)], [])) is None
 
 
@@ -88,10 +90,11 @@ def test_a_backward_inside_no_sync_whose_forward_was_outside_is_told_at_no_sync(
     assert run_of_weights.no_sync(notes(late[:1])) == RIGHT
 
 
-def weights(*sketches: float) -> list[dict]:
-    return [
+def weights(*sketches: float, end: float | None = None) -> list[dict]:
+    facts = [
         {"what": "weights", "which": 1, "step": n, "at": "after", "sketch": [s] * 3} for n, s in enumerate(sketches)
     ]
+    return facts if end is None else [*facts, {"what": "end", "final": [[[1], [end] * 3]]}]
 
 
 def test_a_start_that_differs_is_no_drift():
@@ -101,10 +104,183 @@ def test_a_start_that_differs_is_no_drift():
         run_of_weights.drift(notes(weights(1, 2, 3), weights(1, 2, 3.1))).evidence
         == "the ranks' weights differ after step 2"
     )
-    assert run_of_weights.drift(notes(weights(1, 2), weights(1, 2))) == RIGHT
+    assert run_of_weights.drift(notes(weights(1, 2, end=2), weights(1, 2, end=2))) == RIGHT
+    assert run_of_weights.drift(notes(weights(1, 2), weights(1, 2))) is None  # it did not come to its end
     one, other = ([{**fact, "still": [["codebook", 31, x]]} for fact in weights(1, 2)] for x in (5.0, 5.1))
     seen = run_of_weights.drift(notes(one, other))
-    assert (seen.line, seen.evidence) == (31, "codebook, which no gradient changes, differs after step 0")
+    assert (seen.line, seen.evidence) == (31, "codebook, which no gradient changes, differs after step 1")
+
+
+def test_weights_that_part_and_meet_again_are_no_drift():
+    """As under join(), or where weights are averaged now and then."""
+    assert run_of_weights.drift(notes(weights(1, 2, 3, end=5), weights(1, 2.5, 3.5, end=5))) == RIGHT
+    local = [gradient(1, 1)], [gradient(3, 3)]
+    assert run_of_weights.gradients(notes(*local)).fault == "not-averaged"
+    assert run_of_weights.gradients(notes(*([*each, *weights(1, end=5)] for each in local))) == RIGHT
+
+
+CHANGES = [
+    ({"what": "converted", "to": "float64", "line": 33}, "changed-after-wrapping", 33),
+    ({"what": "replaced", "name": "head.weight", "line": 21}, "changed-after-wrapping", 21),
+    ({"what": "thawed", "name": "trunk.0.weight", "at": [12, 40, 60]}, "thawed-after-wrapping", 40),  # 12 is a helper's
+    ({"what": "thawed", "name": "trunk.0.weight", "at": [40, 60]}, "thawed-after-wrapping", 40),
+    ({"what": "unsent step", "forward": 9, "line": 11}, "step-without-sync", 11),
+    ({"what": "forward", "training": True, "rows": [1], "replica": False, "line": 5}, "past-the-replica", 5),
+]
+
+
+@pytest.mark.parametrize(("change", "fault", "line"), CHANGES, ids=[row[1] for row in CHANGES])
+def test_what_parted_the_weights_is_named(change, fault, line):
+    wrapped = {"what": "wrapped", "unused": False}
+    found = run_of_weights.drift(notes([wrapped, change, *weights(1, 2, end=2)], [wrapped, *weights(1, 3, end=3)]))
+    assert (found.fault, found.line) == (fault, line)
+    assert run_of_weights.drift(notes([change, *weights(1, 2, end=2)], weights(1, 2, end=2))) == RIGHT
+
+
+def test_rates_that_differ_are_told_with_what_the_schedule_was_given():
+    def rank(rate, metric):
+        return [
+            {"what": "metric", "value": metric, "line": 40},
+            {**weights(1)[0], "rates": [rate]},
+            *weights(2, end=rate),
+        ]
+
+    found = run_of_weights.drift(notes(rank(0.1, 0.5), rank(0.03, 0.7)))
+    assert (found.fault, found.line) == ("rates-differ", 40) and "0.5 on rank 0, 0.7 on rank 1" in found.evidence
+
+
+PART = """
+for x in loader:
+    if bad(x):
+        continue
+    step(x)
+    if stop(x):
+        break
+reduce()
+if rank == 0:
+    show()
+"""
+
+
+def call(op: str, line: int, *path: int, **facts) -> dict:
+    seen = {"size": None, "dtype": None, "joined": 0, "names": [], "whole": True, "turns": []}
+    return {"what": "call", "op": op, "line": line, "path": [DEEP + each for each in path], **seen, **facts}
+
+
+PARTINGS = [
+    (call("backward", 5, 2, 3, 5), call("all_reduce", 8, 2, 8), "uneven-inputs", 2),
+    (call("backward", 5, 6, 2, 3, 5), call("all_reduce", 8, 6, 7, 8), "decided-by-one-rank", 6),
+    (call("backward", 5, 2, 3, 5), call("all_reduce", 8, 2, 8, turns=[[4, 3]]), "decided-by-one-rank", 3),
+    (call("barrier", 10, 9, 10), call("end", 11, 9) | {"what": "end"}, "collective-under-rank-0", 10),
+    (call("forward", 10, 9, 10), call("end", 11, 9) | {"what": "end"}, "forward-on-one-rank", 10),
+    (call("all_reduce", 8, 8, size=3), call("all_reduce", 8, 8, size=4), "collective-order", 8),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "fault", "line"), PARTINGS, ids=[f"{row[2]} {row[3]}" for row in PARTINGS])
+def test_ranks_are_followed_back_to_where_they_parted(one, other, fault, line):
+    for pair in ((one, other), (other, one)):
+        found = run_of_calls.calls(notes(*([each] for each in pair)), PART, failed=True)
+        assert (found.fault, found.line) == (fault, line)
+    assert run_of_calls.calls(notes([one], [one]), PART, failed=False) == RIGHT
+
+
+def test_calls_inside_a_call_are_stepped_over():
+    """A helper decides differently on each rank and returns the same: it has not parted them."""
+    one, other = [DEEP + 6, 2 * DEEP + 30, 2 * DEEP + 31, DEEP + 7], [DEEP + 6, 2 * DEEP + 30, 2 * DEEP + 33, DEEP + 2]
+    assert run_of_calls.parting(one, other) == (6, (7, 2))
+    assert run_of_calls.parting(one, one) is None
+
+
+def test_names_reduced_in_another_order_are_seen_and_names_of_other_things_are_not():
+    def rank(*names):
+        return [call("all_reduce", 8, names=[name], size=1) for name in names]
+
+    assert run_of_calls.calls(notes(rank("a", "b"), rank("b", "a")), PART, False).fault == "set-order"
+    assert run_of_calls.calls(notes(rank("a", "b"), rank("a", "b")), PART, False) == RIGHT
+    assert run_of_calls.calls(notes(rank("a.txt", "b.txt"), rank("c.txt", "d.txt")), PART, False) == RIGHT
+
+
+def test_calls_under_join_may_differ_in_number_unless_they_are_the_programs_own():
+    inside = [call("backward", 5, joined=1)]
+    assert run_of_calls.calls(notes(inside * 3, inside * 2), PART, False) == RIGHT
+    own = [*inside, call("all_reduce", 6, joined=1)]
+    assert run_of_calls.calls(notes(own * 3, own * 2), PART, False).fault == "collective-under-join"
+
+
+def whole_batch(alone: list[float], *ranks: list[float]) -> tuple[Notes, Notes]:
+    """First steps of one rank and of several: gradients of single parameters, averaged with equal weights."""
+    mean = [sum(each) / len(ranks) for each in zip(*ranks, strict=True)]
+
+    def step(found, local):
+        each = [[[f] * 3, [own] * 3] for f, own in zip(found, local, strict=True)]
+        return [*weights(1), {**gradient(0, 0), "each": each}]
+
+    many = notes(*(step(mean, own) for own in ranks))
+    return notes([{"what": "replayed", "whole": True}, *step(alone, alone)]), many
+
+
+@pytest.mark.parametrize(
+    ("alone", "fault"),
+    [([2.0, 2.0, 5.0], RIGHT), ([1.5, 2.5, 5.0], "loss-of-unequal-counts"), ([1.5, 2.0, 9.0], "loss-of-whole-batch")],
+)
+def test_a_step_is_compared_with_one_process_on_the_joined_batch(alone, fault):
+    """Of ranks with gradients (1, 3, 5) and (3, 1, 5), three quarters of the first are (1.5, 2.5, 5)."""
+    seen = two_runs.same_batch(*whole_batch(alone, [1.0, 3.0, 5.0], [3.0, 1.0, 5.0]))
+    assert getattr(seen, "fault", seen) == fault
+    if fault == "loss-of-unequal-counts":
+        assert "0.75 × rank 0's + 0.25 × rank 1's" in seen.evidence
+
+
+def batches(*passes: list[float], stay: bool = True, counts: tuple = (0, 1)) -> list[dict]:
+    facts = [{"what": "loader", "loader": 0, "line": 31, "sampler": "SequentialSampler"}]
+    for count, rows in zip(counts, passes, strict=True):
+        facts.append({"what": "pass", "loader": 0, "stay": stay, "counts": {"Stream.epoch": count}})
+        facts.append({"what": "batch", "loader": 0, "rows": rows})
+    return facts
+
+
+def test_workers_that_stay_and_do_not_see_the_epoch_are_named():
+    rows = [float(n) for n in range(10)]
+    found = run_of_rows.stale_workers(notes(batches(rows, rows)))
+    assert (found.fault, found.line) == ("stale-workers", 31) and "Stream.epoch goes from 0 to 1" in found.evidence
+    assert run_of_rows.stale_workers(notes(batches(rows, rows[::-1]))) == RIGHT
+    assert run_of_rows.stale_workers(notes(batches(rows, rows, counts=(0, 0)))) is None
+    assert run_of_rows.stale_workers(notes(batches(rows, rows, stay=False))) is None
+
+
+def test_samples_that_one_rank_trains_on_and_another_evaluates_are_a_leak():
+    def rank(trained, held):
+        used = ((trained, True), (held, False))
+        return [fact for rows, training in used for fact in (
+            {"what": "batch", "loader": 0, "rows": rows}, {**forward(*rows), "training": training})]  # fmt: skip
+
+    source = Source("train, val = random_split(data, [8, 2])")
+    whole = [float(n) for n in range(20)]
+    leak = notes(rank(whole[:16], whole[16:]), rank(whole[4:], whole[:4]))
+    assert (found := run_of_rows.split_leak(leak, source)).fault == "split-leak" and found.line == 1
+    assert run_of_rows.split_leak(notes(rank(whole[:8], whole[16:]), rank(whole[8:16], whole[16:])), source) == RIGHT
+    assert run_of_rows.split_leak(notes(rank(whole, whole), rank(whole, whole)), source) is None  # as it means to
+
+
+def test_samplers_that_do_not_divide_the_data_are_named():
+    def sampler(**facts):
+        return [
+            {
+                "what": "sampler",
+                "shuffle": True,
+                "seed": 0,
+                "rank": 0,
+                "num_replicas": 2,
+                "epoch": 0,
+                "made": 9,
+                **facts,
+            }
+        ]
+
+    assert "seeds 0, 1" in run_of_rows.same_rows(notes(sampler(), sampler(rank=1, seed=1))).evidence
+    assert "takes share 0 of 2" in run_of_rows.same_rows(notes(sampler(), sampler())).evidence
+    assert run_of_rows.same_rows(notes(sampler(), sampler(rank=1))) is None
 
 
 def test_a_resume_is_exact_if_it_goes_through_the_weights_of_the_run_that_was_not_killed():

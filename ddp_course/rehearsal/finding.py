@@ -70,7 +70,7 @@ FAULTS = {
     ),
     "decided-by-one-rank": (
         "ranks decide differently here, and from then on make different calls",
-        "decide together: all_reduce what is tested (MAX of a flag, mean of a loss), and test the same value everywhere",
+        "decide together: all_reduce what is tested (MAX of a flag, mean of a loss), then test it on every rank",
     ),
     "collective-under-rank-0": (
         "one rank makes a call in which all must join: it waits for the others in vain",

@@ -132,7 +132,10 @@ def rehearse(
             answers[fault] = question(whole, source) if fault in compare.OF_TEXT_TOO else question(whole)
         if not failure and not alone:
             answers["lr-not-scaled"] = two_runs.rate(one, whole)
-            answers["loss-of-unequal-counts"] = two_runs.same_batch(one, whole)
+            loss = two_runs.same_batch(one, whole)
+            answers["loss-of-unequal-counts"] = (
+                replace(loss, line=source.origin(loss.line)) if isinstance(loss, Finding) else loss
+            )
             if not isinstance(answers["not-averaged"], Finding):
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
         answers["inexact-resume"] = None

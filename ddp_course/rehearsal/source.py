@@ -187,6 +187,17 @@ class Source:
         node = self.statements.get(line)
         return next((each.lineno for each in self.above(node) if isinstance(each, ast.If)), None) if node else None
 
+    def origin(self, line: int | None) -> int | None:
+        """For a line with `loss.backward()`, the line at which that loss was computed; else the line itself."""
+        calls = [
+            call for call in self.named("backward") if call.lineno == line and isinstance(call.func, ast.Attribute)
+        ]
+        name = last_name(calls[0].func.value) if calls else ""
+        given = [each.lineno for each in self.all(ast.Assign) if each.lineno < (line or 0)
+                 and self.function_of(each) is self.function_of(calls[0]) and name
+                 and name in {last_name(target) for target in each.targets}] if calls else []  # fmt: skip
+        return given[-1] if given else line
+
     def loads(self, node: ast.AST) -> bool:
         """Whether an expression speaks of batches from a DataLoader."""
         loaders = self.named("DataLoader")

@@ -142,7 +142,7 @@ def test_rates_that_differ_are_told_with_what_the_schedule_was_given():
         return [
             {"what": "metric", "value": metric, "line": 40},
             {**weights(1)[0], "rates": [rate]},
-            *weights(2, end=rate),
+            *weights(rate, end=rate),
         ]
 
     found = run_of_weights.drift(notes(rank(0.1, 0.5), rank(0.03, 0.7)))

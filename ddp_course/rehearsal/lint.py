@@ -66,8 +66,8 @@ RULES: dict[str, Callable[[Source], Found]] = {
 }
 # Where the text leaves no ordinary way in which it could be right; the rest is worth a look, and for a run to decide.
 CERTAIN = {
-    *("collective-under-rank-0", "set-order", "no-main-guard", "forward-outside-no-sync", "past-the-replica"),
-    *("averaged-twice", "missing-set-epoch", "module-prefix", "unguarded-save"),
+    *("collective-under-rank-0", "set-order", "no-main-guard", "past-the-replica", "averaged-twice"),
+    *("missing-set-epoch", "module-prefix"),
 }
 ONCE = {
     "past-the-replica",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 RANK = re.compile(r"(^|_)rank(_?id|_?0)?($|_)|^rk$|proc(ess)?_?(index|idx|id|num)$", re.IGNORECASE)
 SOURCES = {
@@ -25,7 +25,9 @@ SOURCES = {
 VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "GROUP_RANK"}
 DEVICES = {"to", "cuda", "device", "set_device", "DistributedDataParallel", "DDP", "init_process_group", "print"}
 GROWS = {"append", "extend", "add", "update", "insert"}
-Key = tuple[ast.AST | None, str]  # the function, None for the module; "." + name for an attribute
+DEVICE = re.compile(r"_?dev(ice)?s?$")
+Key = tuple[ast.AST | None, str]  # the function, None for the module; "." + name: an attribute; name + "()": a call
+ITSELF: Key = (None, "rank")
 
 
 class RankFlow:
@@ -44,9 +46,51 @@ class RankFlow:
         for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 self.functions.setdefault(self._called(node), []).append(node)
-        self.ranks = self._closed(self.is_rank)
-        self.owned = set(self.ranks)
-        self.owned = self._closed(self.depends)
+        given = list(self._given())
+        assigned = list(self._assigned())
+        self.ranks: set[Key] = set()
+        self._close(self.ranks, [(self._as_rank(value), keys) for value, keys in (*given, *assigned)])
+        self.owned = set(self.ranks) | set(self._asking())
+        moves = [*given, *assigned, *self._under_tests(), *self._results()]
+        self._close(self.owned, [(self._parts(value), keys) for value, keys in moves])
+
+    def is_rank(self, node: ast.AST) -> bool:
+        """Whether an expression is a rank: its name says so, or where it comes from."""
+        return bool(self._as_rank(node) & (self.ranks | {ITSELF}))
+
+    def depends(self, node: ast.AST) -> bool:
+        """Whether an expression is another on each rank, as far as its text tells."""
+        return not self.owned.isdisjoint(parts := self._parts(node)) or ITSELF in parts
+
+    # --- What an expression is made of ----------------------------------------------------------------
+
+    def _as_rank(self, node: ast.AST) -> frozenset[Key]:
+        """The names of which an expression is one, if it may be a rank; ITSELF if it is one whatever they hold."""
+        if isinstance(node, ast.Call):
+            name = _last(node.func)
+            if name in SOURCES or (name in ("get", "getenv") and _variable(node)):
+                return frozenset([ITSELF])
+            return self._as_rank(node.args[0]) if name in ("int", "str") and node.args else frozenset()
+        if isinstance(node, ast.Subscript):
+            named = isinstance(node.slice, ast.Constant) and node.slice.value in VARIABLES
+            return frozenset([ITSELF]) if named else frozenset()
+        if isinstance(node, ast.Name | ast.Attribute):
+            return frozenset([ITSELF]) if RANK.search(_last(node)) else self._names(node)
+        return frozenset()
+
+    def _names(self, node: ast.AST) -> frozenset[Key]:
+        if isinstance(node, ast.Attribute):
+            return frozenset([(None, f".{node.attr}")])
+        return frozenset((scope, node.id) for scope in self.scope(node))
+
+    def _parts(self, node: ast.AST) -> frozenset[Key]:
+        """The names in an expression, and the functions that it calls; ITSELF if a rank is in it."""
+        found: set[Key] = set()
+        for each in _without_devices(node):
+            found |= self._as_rank(each)
+            if isinstance(each, ast.Call):
+                found.add((None, f"{_last(each.func)}()"))
+        return frozenset(found)
 
     def _called(self, function: ast.AST) -> str:
         owner = self.parent.get(function)
@@ -57,117 +101,81 @@ class RankFlow:
         if node not in self.scopes:
             above = self.parent.get(node)
             outer = self.scope(above) if above is not None else (None,)
-            self.scopes[node] = (
-                (above, *outer) if isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) else outer
-            )
+            inside = isinstance(above, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            self.scopes[node] = (above, *outer) if inside else outer
         return self.scopes[node]
 
-    # --- What is a rank? ------------------------------------------------------------------------------
+    # --- Following: values, and the names that they go into -------------------------------------------
 
-    def is_rank(self, node: ast.AST) -> bool:
-        """Whether an expression is a rank: its name says so, or where it comes from."""
-        if isinstance(node, ast.Call):
-            name = _last(node.func)
-            if name in SOURCES or (name in ("get", "getenv") and _variable(node)):
-                return True
-            return name in ("int", "str") and bool(node.args) and self.is_rank(node.args[0])
-        if isinstance(node, ast.Subscript):
-            return isinstance(node.slice, ast.Constant) and node.slice.value in VARIABLES
-        return isinstance(node, ast.Name | ast.Attribute) and (
-            bool(RANK.search(_last(node))) or self._holds(node, getattr(self, "ranks", set()))
-        )
+    @staticmethod
+    def _close(found: set[Key], moves: list[tuple[frozenset[Key], set[Key]]]) -> None:
+        """Add the names that hold such a value, however many steps away."""
+        before = -1
+        while len(found) != before:
+            before = len(found)
+            for parts, keys in moves:
+                if ITSELF in parts or not found.isdisjoint(parts):
+                    found |= keys
 
-    def _holds(self, node: ast.AST, names: set[Key]) -> bool:
-        if isinstance(node, ast.Attribute):
-            return (None, f".{node.attr}") in names
-        return isinstance(node, ast.Name) and any((scope, node.id) in names for scope in self.scope(node))
-
-    def depends(self, node: ast.AST) -> bool:
-        """Whether an expression is another on each rank, as far as its text tells."""
-        return any(
-            self.is_rank(each) or self._holds(each, getattr(self, "owned", set())) or self._makes_own(each)
-            for each in _without_devices(node)
-        )
-
-    def _makes_own(self, node: ast.AST) -> bool:
-        """Whether it calls a function whose result depends on the rank, or a class that asks for it."""
-        if not isinstance(node, ast.Call):
-            return False
-        name = _last(node.func)
-        return (None, f"{name}()") in getattr(self, "owned", set())
-
-    # --- Following ------------------------------------------------------------------------------------
-
-    def _closed(self, holds: Callable[[ast.AST], bool]) -> set[Key]:
-        """Return the names that hold such a value, however many steps away."""
-        whole = holds == self.depends
-        found: set[Key] = set(self.owned) if whole else set()
-        while True:
-            if whole:
-                self.owned = set(found)
-            else:
-                self.ranks = set(found)
-            for value, targets in self._moves(whole):
-                if holds(value):
-                    found |= targets
-            if whole:
-                found |= set(self._results())
-            if len(found) == len(self.owned if whole else self.ranks):
-                return found
-
-    def _moves(self, whole: bool) -> Iterator[tuple[ast.AST, set[Key]]]:
-        """A value, and the names that it goes into."""
+    def _assigned(self) -> Iterator[tuple[ast.AST, set[Key]]]:
         for node in self.nodes:
             if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target in targets:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                         for one, value in zip(target.elts, node.value.elts, strict=False):
                             yield value, self._keys(one)
                     else:
                         yield node.value, self._keys(target)
-                    for test in self._tests(node) if whole else ():
-                        yield test, self._keys(target)
-            elif whole and isinstance(node, ast.For | ast.comprehension):
-                yield node.iter, self._keys(node.target)
-            elif isinstance(node, ast.Call):
-                yield from self._given(node)
-                if whole and isinstance(node.func, ast.Attribute) and _last(node.func) in GROWS:
-                    for value in (*node.args, *self._tests(node)):
-                        yield value, self._keys(node.func.value)
 
-    def _given(self, call: ast.Call) -> Iterator[tuple[ast.AST, set[Key]]]:
-        name = _last(call.func)
-        if name == "spawn" and call.args and isinstance(call.args[0], ast.Name):  # spawn gives each process its rank
-            for function in self.functions.get(call.args[0].id, ()):
-                if function.args.args:
-                    yield ast.Name(id="rank"), {(function, function.args.args[0].arg)}
-        for function in self.functions.get(name, ()):
-            own = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
-            for value, argument in zip(call.args, own, strict=False):
-                yield value, {(function, argument)}
-            for each in call.keywords:
-                if each.arg:
-                    yield each.value, {(function, each.arg)}
+    def _given(self) -> Iterator[tuple[ast.AST, set[Key]]]:
+        """Arguments, and the names that functions give them."""
+        for call in self.nodes:
+            if not isinstance(call, ast.Call):
+                continue
+            name = _last(call.func)
+            if name == "spawn" and call.args and isinstance(call.args[0], ast.Name):  # each process is given its rank
+                for function in self.functions.get(call.args[0].id, ()):
+                    if function.args.args:
+                        yield ast.Name(id="rank"), {(function, function.args.args[0].arg)}
+            for function in self.functions.get(name, ()):
+                own = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+                for value, argument in zip(call.args, own, strict=False):
+                    yield value, {(function, argument)}
+                for each in call.keywords:
+                    if each.arg:
+                        yield each.value, {(function, each.arg)}
 
-    def _results(self) -> Iterator[Key]:
-        for name, functions in self.functions.items():
-            for function in functions:
-                inside = list(ast.walk(function))
-                results = [each.value for each in inside if isinstance(each, ast.Return | ast.Yield) and each.value]
-                if any(map(self.depends, results)) or any(
-                    test for each in inside if isinstance(each, ast.Return | ast.Yield)
-                    for test in self._tests(each) if self.depends(test)
-                ):  # fmt: skip
-                    yield None, f"{name}()"
-                owner = self.parent.get(function)
-                if isinstance(owner, ast.ClassDef) and function.name != "__init__" and any(map(self.is_rank, inside)):
-                    yield None, f"{owner.name}()"  # its objects ask for the rank themselves
+    def _under_tests(self) -> Iterator[tuple[ast.AST, set[Key]]]:
+        """Loops, containers that grow, and what is assigned where a test decides."""
         for node in self.nodes:
-            if isinstance(node, ast.Call) and _last(node.func) in self.functions and _last(node.func)[:1].isupper():
-                given = [*node.args, *(each.value for each in node.keywords)]
-                if any(map(self.depends, given)):
-                    yield None, f"{_last(node.func)}()"
+            if isinstance(node, ast.For | ast.comprehension):
+                yield node.iter, self._keys(node.target)
+            elif isinstance(node, ast.Assign):
+                for test in self._tests(node):
+                    for target in node.targets:
+                        yield test, self._keys(target)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in GROWS:
+                for value in (*node.args, *self._tests(node)):
+                    yield value, self._keys(node.func.value)
+
+    def _results(self) -> Iterator[tuple[ast.AST, set[Key]]]:
+        for name, functions in self.functions.items():
+            for each in (part for function in functions for part in ast.walk(function)):
+                if isinstance(each, ast.Return | ast.Yield) and each.value:
+                    for value in (each.value, *self._tests(each)):
+                        yield value, {(None, f"{name}()")}
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and _last(node.func)[:1].isupper() and _last(node.func) in self.functions:
+                for value in (*node.args, *(each.value for each in node.keywords)):
+                    yield value, {(None, f"{_last(node.func)}()")}
+
+    def _asking(self) -> Iterator[Key]:
+        """Classes whose methods ask for the rank themselves."""
+        for node in self.nodes:
+            if isinstance(node, ast.ClassDef):
+                methods = [each for each in node.body if getattr(each, "name", "__init__") != "__init__"]
+                if any(self.is_rank(part) for method in methods for part in ast.walk(method)):
+                    yield None, f"{node.name}()"
 
     def _tests(self, node: ast.AST) -> Iterator[ast.AST]:
         """The tests under which a node stands, in its function."""
@@ -183,9 +191,9 @@ class RankFlow:
         for each in [target] if not isinstance(target, ast.Tuple | ast.List) else target.elts:
             while isinstance(each, ast.Subscript | ast.Starred):
                 each = each.value
-            if isinstance(each, ast.Name) and not re.match(r"dev(ice)?s?$", each.id):
+            if isinstance(each, ast.Name) and not DEVICE.match(each.id):
                 found.add((self.scope(each)[0], each.id))
-            elif isinstance(each, ast.Attribute) and not re.match(r"_?dev(ice)?s?$", each.attr):
+            elif isinstance(each, ast.Attribute) and not DEVICE.match(each.attr):
                 found.add((None, f".{each.attr}"))
         return found
 

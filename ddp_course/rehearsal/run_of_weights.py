@@ -190,7 +190,7 @@ def find_unused(notes: Notes) -> Answer:
 def no_sync(notes: Notes) -> Answer:
     if late := notes.all("late no_sync"):
         line = next((fact["line"] for fact in notes.all("no_sync")), late[0]["line"])
-        return Finding("forward-outside-no-sync", line, "a backward stands inside, its forward does not")
+        return Finding("forward-outside-no-sync", line, "a backward stands inside, its forward does not", LOOK)
     return RIGHT if notes.all("no_sync") else None
 
 

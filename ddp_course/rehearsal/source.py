@@ -51,17 +51,19 @@ def last_name(node: ast.AST) -> str:
     return name_of(node).rpartition(".")[2]
 
 
-def words_in(node: ast.AST) -> set[str]:
+def words_in(node: ast.AST) -> frozenset[str]:
     """Return the names, attributes and texts that occur in a piece of program."""
-    found = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            found.add(each.id)
-        elif isinstance(each, ast.Attribute):
-            found.add(each.attr)
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-            found.add(each.value)
-    return found
+    if not hasattr(node, "words"):  # asked for again by every rule
+        found = set()
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name):
+                found.add(each.id)
+            elif isinstance(each, ast.Attribute):
+                found.add(each.attr)
+            elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+                found.add(each.value)
+        node.words = frozenset(found)
+    return node.words
 
 
 def speaks_of_rank(node: ast.AST) -> bool:
@@ -87,10 +89,14 @@ class Source:
     def __init__(self, text: str):
         self.text, self.tree = text, ast.parse(text)
         self.parent = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.of_kind: dict[type, list] = {}
+        self.asked: set[str] = set()  # names whose tests are being looked at
         self.nodes = sorted(self.parent, key=lambda node: getattr(node, "lineno", 0))
 
     def all(self, kind: type) -> list:
-        return [node for node in self.nodes if isinstance(node, kind)]
+        if kind not in self.of_kind:
+            self.of_kind[kind] = [node for node in self.nodes if isinstance(node, kind)]
+        return self.of_kind[kind]
 
     @cached_property
     def calls(self) -> dict[str, list[ast.Call]]:
@@ -102,6 +108,15 @@ class Source:
 
     def named(self, *names: str) -> list[ast.Call]:
         return sorted((call for name in names for call in self.calls.get(name, ())), key=lambda call: call.lineno)
+
+    @cached_property
+    def given(self) -> dict[str, list[ast.Assign]]:
+        """The assignments to each name, by its last part."""
+        found = defaultdict(list)
+        for node in self.all(ast.Assign):
+            for name in {last_name(target) for target in node.targets}:
+                found[name].append(node)
+        return found
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
@@ -120,7 +135,8 @@ class Source:
         if name == "__init__":
             owner = self.parent[function]
             name = getattr(owner, "name", name)
-        return [call for call in self.calls.get(name, ()) if call not in set(ast.walk(function))]
+        inside = set(ast.walk(function)) if name in self.calls else set()
+        return [call for call in self.calls.get(name, ()) if call not in inside]
 
     @cached_property
     def distributed(self) -> bool:
@@ -256,13 +272,18 @@ class Source:
             return True
         name = last_name(test)
         named = ONE_RANK.search(name) or name.lower() in ("rank", "rank0", "ismain")
-        return bool(name) and (bool(named) or self._stands_for_rank_test(name))
+        if not name or named or name in self.asked:
+            return bool(named)
+        self.asked.add(name)
+        try:
+            return self._stands_for_rank_test(name)
+        finally:
+            self.asked.remove(name)
 
     def _stands_for_rank_test(self, name: str) -> bool:
         """Whether the name is given a rank's test somewhere: `chief = rank == 0`, or a function that returns one."""
-        for node in self.all(ast.Assign):
-            given = any(last_name(target) == name for target in node.targets)
-            if given and isinstance(node.value, ast.Compare) and self.is_rank_test(node.value):
+        for node in self.given.get(name, ()):
+            if isinstance(node.value, ast.Compare) and self.is_rank_test(node.value):
                 return True
         if self._opened_by_one_rank(name):
             return True
@@ -274,8 +295,11 @@ class Source:
 
     def _opened_by_one_rank(self, name: str) -> bool:
         """Whether it is something on one rank and None on the others: `log = open(…) if rank == 0 else None`."""
-        given = [node for node in self.all(ast.Assign) if any(last_name(target) == name for target in node.targets)]
-        given = [node for node in given if not (isinstance(node.value, ast.Constant) and node.value.value is None)]
+        given = [
+            node
+            for node in self.given.get(name, ())
+            if not (isinstance(node.value, ast.Constant) and node.value.value is None)
+        ]
         return bool(given) and all(
             (isinstance(node.value, ast.IfExp) and self.is_rank_test(node.value.test))
             or any(self._kept_by(test, node) for test in self._tests_above(node))
@@ -345,11 +369,13 @@ class Source:
 
     def reaches(self, node: ast.AST, names: frozenset[str], seen: frozenset = frozenset()) -> ast.Call | None:
         """Return a call of one of these names in a piece of program, or in the functions of this file that it calls."""
-        for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
-            if last_name(call) in names:
+        if not hasattr(node, "calls"):  # asked for again by every rule
+            node.calls = [(last_name(each), each) for each in ast.walk(node) if isinstance(each, ast.Call)]
+        for name, call in node.calls:
+            if name in names:
                 return call
-        for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
-            function = self.functions.get(last_name(call))
+        for name, _ in node.calls:
+            function = self.functions.get(name)
             if function and function not in seen and (found := self.reaches(function, names, seen | {function})):
                 return found
         return None

@@ -11,6 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddp_course.rehearsal.notes import Answer
+from ddp_course.rehearsal.run_of_changes import (
+    clipped_before_sync,
+    local_buffers,
+    losses_differ,
+    low_precision,
+    models_differ,
+    reseeded,
+    running_sums,
+)
 from ddp_course.rehearsal.run_of_files import early_load, files, module_prefix, prints, saves
 from ddp_course.rehearsal.run_of_rows import (
     mean_of_means,
@@ -43,6 +52,13 @@ QUESTIONS: dict[str, Callable[..., Answer]] = {
     "not-averaged": gradients,
     "forward-outside-no-sync": no_sync,
     "find-unused-without-need": find_unused,
+    "clipped-before-sync": clipped_before_sync,
+    "losses-differ": losses_differ,
+    "local-buffers": local_buffers,
+    "models-differ": models_differ,
+    "reseeded": reseeded,
+    "reduced-again": running_sums,
+    "low-precision-counts": low_precision,
     "mean-of-means": mean_of_means,
     "prints-by-every-rank": prints,
     "file-by-every-rank": files,
@@ -52,4 +68,4 @@ QUESTIONS: dict[str, Callable[..., Answer]] = {
     "padded-evaluation": padded_evaluation,
     "local-batchnorm": local_batchnorm,
 }
-OF_TEXT_TOO = {"padded-evaluation", "local-batchnorm", "split-leak"}  # these read the program as well
+OF_TEXT_TOO = {"padded-evaluation", "local-batchnorm", "split-leak", "local-buffers"}  # these read the program as well

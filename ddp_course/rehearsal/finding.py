@@ -63,6 +63,26 @@ FAULTS = {
         "the ranks spend more time waiting for samples than training",
         "use num_workers, or make __getitem__ cheaper; ranks × workers should not exceed the cores",
     ),
+    "sharded-twice": (
+        "a rank's own share is divided between the ranks once more, so part of the samples is never read",
+        "either give each rank its own files, or a DistributedSampler over all of them",
+    ),
+    "losses-differ": (
+        "the ranks train with different losses: a weight in it comes from a rank's own samples",
+        "all_reduce the counts that the weights are made of",
+    ),
+    "reseeded": (
+        "a seed is set again in each epoch, so that each epoch draws the same random numbers",
+        "draw what is to repeat from a torch.Generator of its own, or inside torch.random.fork_rng()",
+    ),
+    "low-precision-counts": (
+        "counts are added up in half precision, which knows no whole numbers above 256 or 2048",
+        "count in int64, float32 or float64",
+    ),
+    "reduced-again": (
+        "a running sum is reduced in place and then added to, so the next reduce counts the first part again",
+        "reduce a clone of the running sum, or set it to zero after each reduce",
+    ),
     # --- calls that do not meet ---
     "uneven-inputs": (
         "one rank has more batches than another, and the others are gone when it asks for their gradients",
@@ -88,11 +108,23 @@ FAULTS = {
         "a set's order differs from process to process, so ranks reduce different things with each other",
         "loop over sorted(…)",
     ),
+    "lost-broadcast": (
+        "a broadcast writes into a list that nothing keeps, so every rank goes on with its own value",
+        "box = [value]; dist.broadcast_object_list(box, src=0); value = box[0]",
+    ),
+    "unwaited": (
+        "of several asynchronous calls only the last is waited for, and the others may not be over",
+        "keep every handle, and call wait() on each before the result is used",
+    ),
     "collective-under-join": (
         "a collective of the program's own stands inside join(), which stands in for DDP's calls only",
         "move it out of the with block, or give the ranks equally many batches",
     ),
-    "crash": ("the program raises on several ranks, and not on one", "read its traceback above"),
+    "hang": (
+        "ranks wait for each other in vain",
+        "every call in a group needs all its members, in one order; each send needs its recv",
+    ),
+    "crash": ("the program raises on several ranks", "the report below has its traceback"),
     # --- weights and gradients ---
     "different-start": (
         "the ranks start from different weights",
@@ -113,6 +145,22 @@ FAULTS = {
     "thawed-after-wrapping": (
         "parameters that were frozen when the model was wrapped are in no bucket, so nothing averages their gradients",
         "wrap the model again after thawing, or thaw before wrapping and freeze by the optimizer",
+    ),
+    "outside-the-replica": (
+        "parameters are trained that belong to no replica, so nothing averages their gradients",
+        "make them part of the module that is wrapped, or wrap them, too",
+    ),
+    "clipped-before-sync": (
+        "gradients are clipped while they are still the rank's own, by another factor on each rank",
+        "clip once, after the backward that sends them and before the step",
+    ),
+    "local-buffers": (
+        "a buffer is computed from one rank's samples; rank 0's is then sent to all, and the others' are lost",
+        "all_reduce what the buffer is computed from",
+    ),
+    "models-differ": (
+        "ranks run different weights where they evaluate or teach",
+        "change, load and copy that model in the same way on every rank",
     ),
     "step-without-sync": (
         "the optimizer steps on gradients of backward passes under no_sync(), which are the rank's own",
@@ -137,6 +185,10 @@ FAULTS = {
     "drift": (
         "the ranks' weights are equal at the start and differ at the end",
         "change weights, buffers and the optimizer's state in the same way on all ranks",
+    ),
+    "schedule-length": (
+        "the learning-rate schedule counts more steps than a rank takes, so it does not come to its end",
+        "count the batches of a rank: steps = len(loader) * epochs",
     ),
     "local-batchnorm": (
         "each rank normalises its few samples by their own mean and variance",
@@ -174,6 +226,10 @@ FAULTS = {
         "all_reduce the sum and the count before you print it",
     ),
     # --- starting ---
+    "fixed-address": (
+        "the program overwrites the address that torchrun gave it, and no store answers at its own",
+        "leave MASTER_ADDR and MASTER_PORT to torchrun, or use os.environ.setdefault",
+    ),
     "no-main-guard": (
         "a process started by spawn imports this file and comes to the same line again",
         'put it under if __name__ == "__main__":',

@@ -39,6 +39,7 @@ def lint(text: str) -> list[Finding]:
 
 RULES: dict[str, Callable[[Source], Found]] = {
     "same-rows": rows.same_rows,
+    "sharded-twice": rows.sharded_twice,
     "missing-set-epoch": rows.no_set_epoch,
     "mean-of-means": rows.mean_of_means,
     "same-augmentation": rows.same_augmentation,
@@ -49,6 +50,9 @@ RULES: dict[str, Callable[[Source], Found]] = {
     "unguarded-save": ranks.unguarded_save,
     "collective-under-rank-0": ranks.collective_under_rank_0,
     "set-order": ranks.set_order,
+    "lost-broadcast": ranks.lost_broadcast,
+    "unwaited": ranks.unwaited,
+    "fixed-address": starts.fixed_address,
     "collective-under-join": ranks.collective_under_join,
     "different-start": weights.different_start,
     "past-the-replica": weights.past_the_replica,
@@ -66,6 +70,7 @@ RULES: dict[str, Callable[[Source], Found]] = {
 }
 # Where the text leaves no ordinary way in which it could be right; the rest is worth a look, and for a run to decide.
 CERTAIN = {
+    *("lost-broadcast", "unwaited"),
     *("collective-under-rank-0", "set-order", "no-main-guard", "past-the-replica", "averaged-twice"),
     *("missing-set-epoch", "module-prefix"),
 }

@@ -31,13 +31,21 @@ from ddp_course.rehearsal import compare, two_runs
 from ddp_course.rehearsal.finding import GRADES, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.run_of_calls import calls, crash
+from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
+from ddp_course.rehearsal.run_of_changes import schedule_length
 from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch import Watch
 
 CALLS = ("uneven-inputs", "decided-by-one-rank", "collective-under-rank-0", "forward-on-one-rank", "collective-order",
          "set-order", "collective-under-join")  # fmt: skip
-CHANGES = ("changed-after-wrapping", "thawed-after-wrapping", "rates-differ", "step-without-sync", "past-the-replica")
+CHANGES = (
+    "outside-the-replica",
+    "changed-after-wrapping",
+    "thawed-after-wrapping",
+    "rates-differ",
+    "step-without-sync",
+    "past-the-replica",
+)
 # Faults of the text that a run which looked for others has looked for, too.
 SHOWN_WITH = {
     **dict.fromkeys(("past-the-replica", "averaged-twice", "summed", "forward-outside-no-sync"), {"not-averaged"}),
@@ -51,6 +59,7 @@ RACES = {"early-load"}  # one run that went well refutes no race
 # Of findings with one cause, only the first is told: what is in a set follows from what it stands behind.
 FOLLOWS = {
     "crash": {"drift", "not-averaged"},
+    "hang": {"drift"},
     **dict.fromkeys(CALLS, {"drift", "collective-order", "crash"}),
     **dict.fromkeys(("same-draws", "sampler-differs", "stale-workers"), {"same-rows", "missing-set-epoch"}),
     **dict.fromkeys(CHANGES, {"drift", "not-averaged", "loss-of-whole-batch"}),
@@ -132,12 +141,18 @@ def rehearse(
             answers[fault] = question(whole, source) if fault in compare.OF_TEXT_TOO else question(whole)
         if not failure and not alone:
             answers["lr-not-scaled"] = two_runs.rate(one, whole)
+            answers["schedule-length"] = schedule_length(one, whole)
             loss = two_runs.same_batch(one, whole)
             answers["loss-of-unequal-counts"] = (
                 replace(loss, line=source.origin(loss.line)) if isinstance(loss, Finding) else loss
             )
             if not isinstance(answers["not-averaged"], Finding):
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
+        drifted = answers["drift"]
+        if isinstance(drifted, Finding) and drifted.fault == "drift" and (apart := steps(whole, source.text)):
+            answers["drift"] = apart
+        if failure and not any(isinstance(each, Finding) for each in (hung, answers["crash"])):
+            answers["hang"] = hang(whole, failure)
         answers["inexact-resume"] = None
         if not failure and whole.all("saved"):
             say("running it again, killed after its first save and started anew")
@@ -274,6 +289,8 @@ def _own_ranks(rank: int, world_size: int):
                 f"the program starts {nprocs} ranks by itself, and is rehearsed on {world_size}: rehearse it with "
                 f"--ranks {nprocs}, or let it take the number from an argument"
             )
+        for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)  # torchrun's; who starts ranks himself has none
         fn(rank, *args)
 
     return spawn

@@ -11,6 +11,7 @@ Read next: `watch_calls.py`, where paths come from.
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections import Counter
 
 from ddp_course.rehearsal.finding import Finding
@@ -20,13 +21,23 @@ from ddp_course.rehearsal.watch_calls import DEEP
 
 # Collectives for which every rank must give a tensor of the same size.
 SAME_SIZE = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor"}
-IMPLIED = {"forward", "backward", "end"}  # calls of DDP's, and the end of the program
+IMPLIED = {"forward", "backward", "step", "end"}  # calls of DDP's, and the end of the program
 RETURNS = -1
 
 
 def calls(notes: Notes, text: str, failed: bool) -> Answer:
     """Compare the calls of ranks 0 and each other, and name the line at which they part."""
-    together = [[fact for fact in facts if fact["what"] in ("call", "end")] for facts in notes.ranks]
+    return _laid_side_by_side(notes, text, failed, steps=False)
+
+
+def steps(notes: Notes, text: str) -> Finding | None:
+    """The same with optimizer steps among the calls: the line at which one rank steps and another does not."""
+    found = _laid_side_by_side(notes, text, failed=False, steps=True)
+    return found if isinstance(found, Finding) and found.fault == "decided-by-one-rank" else None
+
+
+def _laid_side_by_side(notes: Notes, text: str, failed: bool, steps: bool) -> Answer:
+    together = [_joined(facts, steps) for facts in notes.ranks]
     if len(together) < 2 or not all(together):
         return None
     source = Source(text)
@@ -34,6 +45,20 @@ def calls(notes: Notes, text: str, failed: bool) -> Answer:
                for rank in range(1, len(together))]  # fmt: skip
     found = next((each for each in answers if isinstance(each, Finding)), None)
     return found or (None if failed or None in answers else RIGHT)
+
+
+def _joined(facts: list[dict], steps: bool) -> list[dict]:
+    """A rank's calls; where steps do not count as calls, what led to a step leads to the call after it."""
+    found, before = [], []
+    for fact in facts:
+        if fact["what"] not in ("call", "end"):
+            continue
+        if not steps and fact.get("op") == "step":
+            before += fact["path"]
+            continue
+        found.append({**fact, "path": before + fact["path"]} if before else fact)
+        before = []
+    return found
 
 
 def _compared(source: Source, notes: Notes, who: tuple[int, int], one: list, other: list, failed: bool) -> Answer:
@@ -59,7 +84,8 @@ def _told(fact: dict) -> str:
     if fact["what"] == "end":
         return "is at the end of the program"
     if fact["op"] in IMPLIED:
-        return f"runs {'backward' if fact['op'] == 'backward' else 'the forward of the replica'}, line {fact['line']}"
+        what = {"backward": "runs backward", "step": "steps"}.get(fact["op"], "runs the forward of the replica")
+        return f"{what}, line {fact['line']}"
     size = f" of {fact['size']} {fact['dtype']}" if fact.get("size") is not None else ""
     return f"calls {fact['op']}{size}, line {fact['line']}"
 
@@ -90,12 +116,17 @@ def _other_order(who: tuple[int, int], one: list, other: list) -> Finding | None
     if not differ:
         return None
     a, b = differ[0]
+    if a["names"][-1].startswith("the gradient"):
+        evidence = f"rank {who[0]} reduces {a['names'][-1]} where rank {who[1]} reduces {b['names'][-1]}"
+        return Finding("collective-order", a["line"], evidence,
+                       cure="reduce every parameter on every rank, with zeros where there is no gradient")  # fmt: skip
     at_line = [Counter(fact["names"][-1] for fact in pair if fact["line"] == a["line"])
                for pair in zip(*named, strict=True)]  # fmt: skip
     if at_line[0] != at_line[1]:
         return None
     evidence = f"rank {who[0]} gives {a['names'][-1]!r} to {a['op']} where rank {who[1]} gives {b['names'][-1]!r}"
-    return Finding("set-order", a["line"], evidence)
+    return Finding("set-order", a["line"], evidence,
+                   cure="loop in one order on every rank: over sorted(…), or a fixed list")  # fmt: skip
 
 
 # --- Where the paths part ---------------------------------------------------------------------------
@@ -206,13 +237,27 @@ def _test(source: Source, who: tuple[int, int], facts: tuple[dict, dict], statem
 
 
 def crash(notes: Notes, one: Notes, causes: tuple) -> Answer:
-    """An exception of the program's own on several ranks, where one rank comes to its end."""
+    """An exception of the program's own on several ranks, where one rank ends well, or one that DDP raises."""
     ends = [next((fact for fact in facts if fact["what"] == "end"), {}) for facts in notes.ranks]
     raised = [(rank, fact) for rank, fact in enumerate(ends) if fact.get("raised") and not fact.get("talking")]
     alone = next((fact for fact in one.ranks[0] if fact["what"] == "end"), {})
-    if not raised or alone.get("raised") or not alone:
+    if not raised:
         return None
     rank, fact = raised[0]
     cause = next((each for each in causes if each.match(fact["raised"])), None)
-    evidence = f"rank {rank}: {fact['raised'][:200]}"
-    return Finding("crash", fact["line"], evidence, cure=cause.cure if cause else "")
+    if cause is None and (not alone or alone.get("raised")):
+        return None
+    who = "all ranks" if len(raised) == len(ends) else f"rank {rank}"
+    words = " ".join(fact["raised"].split())
+    evidence = f"{who}: {textwrap.shorten(words, 200, placeholder=' …')}"
+    return Finding("crash", fact["raised_at"], evidence, cure=cause.cure if cause else "")
+
+
+def hang(notes: Notes, failure: str) -> Finding | None:
+    """Ranks that waited in vain, where their calls do not tell why: messages, or groups of some ranks only."""
+    waits = [facts[-1] for facts in notes.ranks if facts and facts[-1]["what"] == "end" and facts[-1].get("talking")]
+    if not waits and not any(facts and facts[-1]["what"] != "end" for facts in notes.ranks):
+        return None
+    stuck = [facts[-1]["line"] for facts in notes.ranks if facts and facts[-1]["what"] != "end"]
+    line = next((line for line in (*(fact["raised_at"] for fact in waits), *stuck) if line), None)
+    return Finding("hang", line, textwrap.shorten(failure, 300, placeholder=" …"))

@@ -52,6 +52,11 @@ def same_rows(notes: Notes) -> Answer:
             return None
     elif len(shared) <= max(len(passes), fewest // 4):
         return RIGHT
+    for facts in notes.ranks[:1]:
+        kinds = [fact["what"] for fact in facts]
+        if "loader" in kinds and "group" in kinds and kinds.index("loader") < kinds.index("group"):
+            return Finding("same-rows", line, "the loader is made before init_process_group, when no rank has a number",
+                           cure="open the process group first")  # fmt: skip
     draws = next((fact for fact in made if fact["sampler"] in RANDOM), None)
     evidence = f"{len(shared)} of the first {fewest} samples of each rank are the same"
     if draws and draws["sampler"] != "RandomSampler":
@@ -153,6 +158,11 @@ def no_set_epoch(notes: Notes) -> Answer:
         if fact["shuffle"]:
             passes[fact["id"]].append(fact)
     again = [facts for facts in passes.values() if len(facts) > 1]
+    for facts, rows in orders(notes):  # a sampler or data set of the program's own
+        quiet = len(facts) > 1 and facts[0]["sets_epoch"] and facts[0]["counts"] == facts[1]["counts"]
+        if quiet and len(rows[0]) >= FEW and rows[0] == rows[1] and sorted(rows[0]) != rows[0]:
+            evidence = "it has a set_epoch, which never reaches it: both passes read the same samples in the same order"
+            return Finding("missing-set-epoch", facts[0]["line"], evidence)
     for facts in again:
         if len({fact["epoch"] for fact in facts}) < len(facts):
             epochs = ", ".join(str(fact["epoch"]) for fact in facts[:4])

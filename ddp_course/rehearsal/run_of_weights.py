@@ -39,9 +39,27 @@ def different_start(notes: Notes) -> Answer:
         if not all(alike(one, other[1:], EQUAL) for other in others):
             line = made or line
             break
+    as_wrapped = _changed_since(notes)
+    if as_wrapped:
+        return Finding("changed-after-wrapping", as_wrapped[1],
+                       f"{as_wrapped[0]} was equal when the model was wrapped, and differs before the first step",
+                       cure="change it before wrapping, or broadcast it afterwards")  # fmt: skip
     met = [gradients(notes)] if notes.all("gradients") else []
     grade = WRONG if RIGHT in met or notes.all("wrapped") else LOOK  # ranks that never average may train other models
     return Finding("different-start", line, "before the first step the ranks' weights differ", grade)
+
+
+def _changed_since(notes: Notes) -> tuple[str, int | None] | None:
+    """The first parameter that was equal on all ranks when it was wrapped, and is not before the first step."""
+    wrapped = [next((f["each"] for f in facts if f["what"] == "wrapped as"), []) for facts in notes.ranks]
+    begins = [next((f["each"] for f in facts if f["what"] == "begins as"), []) for facts in notes.ranks]
+    for then, now in zip(zip(*wrapped, strict=False), zip(*begins, strict=False), strict=False):
+        (name, *one), *others = then
+        if all(alike(one, other[1:], EQUAL) for other in others) and not all(
+            alike(now[0], each, EQUAL) for each in now[1:]
+        ):
+            return name, None
+    return None
 
 
 def equal_at_the_end(notes: Notes) -> bool | None:
@@ -96,6 +114,9 @@ def _why(notes: Notes, apart: tuple[dict, ...]) -> Finding | None:
         return Finding("thawed-after-wrapping", outer[0] if len(outer) > 1 else line, f"{seen}; {differ}")
     if rates := _rates(notes):
         return rates
+    if outside := notes.all("outside"):
+        line = next((fact["made"] for fact in outside if fact["made"]), outside[0]["line"])
+        return Finding("outside-the-replica", line, f"{len(outside) // len(notes.ranks)} parameters; {differ}")
     if unsent := notes.all("unsent step"):
         evidence = f"the last forward before it, line {unsent[0]['forward']}, ran under no_sync(); {differ}"
         return Finding("step-without-sync", unsent[0]["line"], evidence)
@@ -163,7 +184,7 @@ def _line_of(fault: str, notes: Notes) -> int | None:
     """Where to look: for gradients that were never averaged, at what kept them apart."""
     step = next((fact["line"] for fact in notes.all("gradients")), None)
     if fault != "not-averaged":
-        return step
+        return next((fact["made"] for fact in notes.all("hook") if fact["made"]), step)
     if not notes.all("wrapped"):
         first = next(iter(notes.all("weights")), {})
         return next((made for made, *_ in first.get("each", []) if made), step)

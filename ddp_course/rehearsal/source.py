@@ -203,6 +203,19 @@ class Source:
         node = self.statements.get(line)
         return next((each.lineno for each in self.above(node) if isinstance(each, ast.If)), None) if node else None
 
+    def writes(self, name: str) -> list[int]:
+        """The lines that change something of this name in place, or assign it anew outside of __init__."""
+        found = [call.lineno for call in self.all(ast.Call) if isinstance(call.func, ast.Attribute)
+                 and last_name(call).endswith("_") and name in words_in(call.func)]  # fmt: skip
+        for kind in (ast.Assign, ast.AugAssign):
+            for node in self.all(kind):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                function = self.function_of(node)
+                made = function is not None and function.name == "__init__"
+                if any(name in words_in(target) for target in targets) and not made:
+                    found.append(node.lineno)
+        return sorted(found)
+
     def origin(self, line: int | None) -> int | None:
         """For a line with `loss.backward()`, the line at which that loss was computed; else the line itself."""
         calls = [

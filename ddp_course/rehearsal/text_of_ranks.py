@@ -14,6 +14,7 @@ from ddp_course.rehearsal.source import (
     RANK,
     Found,
     Source,
+    is_true,
     keyword,
     last_name,
     name_of,
@@ -92,7 +93,14 @@ def _in_a_loop(source: Source, node: ast.AST, depth: int = 4) -> bool:
     return False
 
 
+# Methods that communicate, and have no `dist.` before them.
+JOINED = ("consolidate_state_dict", "full_tensor", "summon_full_params")
+
+
 def collective_under_rank_0(source: Source) -> Found:
+    for call in source.named(*JOINED):
+        if source.one_rank_only(call) and not _also_elsewhere(source, call):
+            yield call, f"{last_name(call)} stands where only some ranks come"
     for call in source.named(*COLLECTIVES):
         prefix = name_of(call).rpartition(".")[0]
         if prefix.rpartition(".")[2] not in ("dist", "distributed", "") or (
@@ -171,6 +179,41 @@ def collective_under_join(source: Source) -> Found:
                 if call := source.reaches(part, COLLECTIVES):
                     yield call, f"{last_name(call)} is called for each batch, and a rank without batches never calls it"
                     return
+
+
+def lost_broadcast(source: Source) -> Found:
+    """A list that is made in the call: what rank 0 sends is thrown away."""
+    for call in source.named("broadcast_object_list"):
+        if call.args and isinstance(call.args[0], ast.List):
+            yield call, "the list is made in the call, and nothing can read it afterwards"
+
+
+def unwaited(source: Source) -> Found:
+    """Handles of asynchronous calls of which only the last is waited for."""
+    waits = [call for call in source.named("wait") if isinstance(call.func, ast.Attribute)]
+    for call in source.all(ast.Call):
+        given = source.parent.get(call)
+        if not is_true(keyword(call, "async_op")) or not isinstance(given, ast.Assign | ast.Call):
+            continue
+        if isinstance(given, ast.Call):  # handles.append(…), and then handles[-1].wait()
+            held = given.func.value if isinstance(given.func, ast.Attribute) and last_name(given) == "append" else None
+            of = [w for w in waits if isinstance(w.func.value, ast.Subscript)
+                  and held is not None and last_name(w.func.value.value) == last_name(held)]  # fmt: skip
+            last = [w for w in of if ast.unparse(w.func.value.slice) == "-1"]
+            looped = any(held is not None and last_name(held) in words_in(loop.iter) for loop in source.all(ast.For))
+            if last and not looped:
+                yield last[0], f"the handles of line {call.lineno} are kept, and the last one is waited for"
+            continue
+        name = last_name(given.targets[0])
+        loop = next((each for each in source.above(given) if isinstance(each, ast.For | ast.While)), None)
+        own = [w for w in waits if last_name(w.func.value) == name]
+        hook = source.function_of(given)
+        hooked = hook is not None and any(hook.name in words_in(each) for each in source.all(ast.Call)
+                                          if "hook" in last_name(each))  # fmt: skip
+        outside = [w for w in own if loop is None or loop not in set(source.above(w))]
+        same = [w for w in own if source.function_of(w) is hook]
+        if own and ((loop is not None and outside == own) or (hooked and not same)):
+            yield given, f"each handle replaces the one before, and line {own[0].lineno} waits for the last"
 
 
 def _opposite(one: ast.AST, other: ast.AST) -> bool:

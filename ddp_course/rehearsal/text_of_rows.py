@@ -58,6 +58,14 @@ def same_rows(source: Source) -> Found:
         yield loaders[0], "no sampler, slice or seed in this program depends on the rank"
 
 
+def sharded_twice(source: Source) -> Found:
+    """A DistributedSampler over data that is a rank's own already."""
+    for call in source.named("DistributedSampler"):
+        data = next(iter(call.args[:1]), None) or keyword(call, "dataset")
+        if data is not None and source.of_rank(data) and not _evaluates(source, call):
+            yield call, "the data that it divides depends on the rank already"
+
+
 def _picks_by_rank(source: Source) -> bool:
     """Whether something beside a sampler is chosen by rank and world size: `if i % world_size != rank: continue`."""
     for node in [each for kind in (ast.Slice, ast.BinOp, ast.Compare) for each in source.all(kind)]:
@@ -101,6 +109,9 @@ def no_set_epoch(source: Source) -> Found:
             yield call, "it shuffles, and nothing in this program calls set_epoch"
 
 
+SCORES = re.compile(
+    r"f1|auc|auroc|precision|recall|r2_score|pearson|spearman|kappa|matthews|median|quantile|perplexity"
+)
 EVALUATION = re.compile(r"(^|_)(val|valid|validation|test|eval|dev|holdout|heldout)", re.IGNORECASE)
 
 
@@ -122,8 +133,19 @@ def mean_of_means(source: Source) -> Found:
         ):
             for target in node.targets:
                 divided[last_name(target)] = node
+    scores = {
+        last_name(target): node
+        for node in source.all(ast.Assign)
+        for target in node.targets
+        if any(isinstance(each, ast.Call) and SCORES.search(last_name(each)) for each in ast.walk(node.value))
+    }
     for call in source.named("all_reduce", "reduce"):
         if not call.args:
+            continue
+        given = set(words_in(call.args[0]))
+        if (given & scores.keys()) and _averages(source, call, given):
+            hit = scores[min(given & scores.keys())]
+            yield hit, "this score of a rank's own samples is averaged, and is no sum over samples"
             continue
         own = source.function_of(call)
         names = {word for word in words_in(call.args[0])}

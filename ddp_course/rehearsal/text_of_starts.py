@@ -47,6 +47,21 @@ def _module_level(source: Source, call: ast.Call, depth: int = 5) -> ast.AST | N
     return call
 
 
+def fixed_address(source: Source) -> Found:
+    """MASTER_ADDR or MASTER_PORT overwritten in a program that torchrun starts."""
+    if source.named("spawn", "start_processes", "Process", "mp_spawn", "setdefault") or not (
+        {"LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"} & words_in(source.tree)
+    ):
+        return
+    for node in source.all(ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and {"MASTER_ADDR", "MASTER_PORT"} & words_in(target.slice):
+                tested = any(isinstance(each, ast.If) for each in source.above(node))
+                if not tested and isinstance(node.value, ast.Constant):
+                    yield node, "torchrun has set it, and its store listens there"
+                    return
+
+
 def local_rank_argument(source: Source) -> Found:
     for call in source.named("add_argument"):
         names = [each.value for each in call.args if isinstance(each, ast.Constant)]

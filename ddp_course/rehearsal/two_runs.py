@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_course.rehearsal.finding import LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.run_of_weights import CLOSE, EQUAL, different_start, states
+from ddp_course.rehearsal.run_of_weights import CLOSE, EQUAL, different_start, equal_at_the_end, states
 from ddp_course.rehearsal.sketches import alike
 
 FIT = 2e-5  # relative; what is told as a sum of the ranks' gradients is one to the precision of float32
@@ -123,6 +123,13 @@ def resumed(whole: Notes, killed: Notes, again: Notes) -> Answer:
     Returns:
         A finding; "right"; or nothing, if runs are not alike from the start, or the program begins again by itself.
     """
+    if equal_at_the_end(whole) and equal_at_the_end(again) is False and again.all("restored"):
+        of_ranks = [{fact["of"] for fact in facts} for facts in again.of("restored")]
+        fewer = [rank for rank, found in enumerate(of_ranks) if found < set().union(*of_ranks)]
+        line = again.all("restored")[0]["line"]
+        seen = f"; rank {fewer[0]} restored less than the others" if fewer else ""
+        return Finding("inexact-resume", line, f"after it resumed, the ranks' weights part{seen}",
+                       cure="load the checkpoint on every rank")  # fmt: skip
     all_states, before, after = ([fact["sketch"] for fact in states(notes)[0]] if states(notes) else []
                                  for notes in (whole, killed, again))  # fmt: skip
     if not after or not all(alike(a, b, EQUAL) for a, b in zip(all_states, before, strict=False)):

@@ -81,6 +81,7 @@ class Watch:
         around(DistributedDataParallel, "__init__", self.at_wrapping)
         around(DistributedDataParallel, "forward", self.at_replica)
         around(DistributedDataParallel, "no_sync", self.at_no_sync)
+        around(DistributedDataParallel, "register_comm_hook", self.at_hook)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             around(nn.utils, name, self.at_clip)
         nn.modules.module.register_module_forward_pre_hook(self.before_forward)
@@ -125,6 +126,11 @@ class Watch:
         self.calls.at_forward(replica)
         return call(replica, *args, **kwargs)
 
+    def at_hook(self, call: Callable, replica: DistributedDataParallel, state: Any, hook: Callable) -> None:
+        code = getattr(hook, "__code__", None)
+        self.writer.note("hook", made=code.co_firstlineno if code and code.co_filename == self.writer.script else None)
+        call(replica, state, hook)
+
     def at_no_sync(self, call: Callable, replica: DistributedDataParallel) -> Any:
         self.writer.note("no_sync")
         return call(replica)
@@ -136,6 +142,8 @@ class Watch:
         given = next((each for each in inputs if isinstance(each, torch.Tensor) and each.dim() > 1), None)
         inside = any(each in self.replicas for each in module.modules())
         self.data.at_forward(module, given, inside)
+        if not (module.training and torch.is_grad_enabled()):
+            self.changes.at_evaluation(module)
         if module.training and torch.is_grad_enabled():
             self._look_at_norms(module, len(given) if given is not None else 0)
 
@@ -174,12 +182,24 @@ class Watch:
     def at_all_reduce(self, call: Callable, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Whether a gradient that a replica has averaged is reduced again."""
         place = tensor.data_ptr()
+        self.calls.of = self._gradient_at(place)
+        self.data.at_reduce(tensor)
         for replica in self.replicas:
             if replica.require_backward_grad_sync and any(
                 each.grad is not None and each.grad.data_ptr() == place for each in replica.parameters()
             ):
                 self.writer.note("reduced again")
-        return call(tensor, *args, **kwargs)
+        answer = call(tensor, *args, **kwargs)
+        self.data.after_reduce(tensor, kwargs.get("async_op", False))
+        return answer
+
+    def _gradient_at(self, place: int) -> str | None:
+        """Which of the optimizers' parameters has its gradient there."""
+        for number, own in enumerate(self.trained.values()):
+            for index, each in enumerate(own):
+                if each.grad is not None and each.grad.data_ptr() == place:
+                    return f"the gradient of parameter {index}" + (f" of optimizer {number}" if number else "")
+        return None
 
     def at_zero(self, call: Callable, owner: Any, *args: Any, **kwargs: Any) -> None:
         call(owner, *args, **kwargs)
@@ -194,6 +214,10 @@ class Watch:
         parameters = args[0] if args else kwargs["parameters"]
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         self.writer.note("gradients", **self._gradients(parameters))
+        held = set(map(id, parameters))
+        if any(held & {id(each) for each in replica.parameters()} for replica in self.replicas
+               if id(replica) in self.quiet):  # fmt: skip
+            self.writer.note("clipped")
         answer = call(parameters, *args[1:], **{k: v for k, v in kwargs.items() if k != "parameters"})
         for parameter in parameters:
             if self.local.pop(id(parameter), None) is not None:  # what happens to it from here on is seen at the step
@@ -221,11 +245,14 @@ class Watch:
         if gradients["count"]:
             self.writer.note("gradients", **gradients)
             self.data.at_step()
+            if self.replicas and not self.steps:
+                self.changes.at_first_step([p for p in parameters if p.grad is not None], self.born)
         for parameter in parameters:
             self.local.pop(id(parameter), None)
         each = {} if self.steps else {"each": [[self.born.get(id(p)), *weights([p])] for p in parameters]}
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._weights(optimizer, parameters, at="before", rate=rates[0], rates=rates, **each)
+        self.calls.note("step")
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1

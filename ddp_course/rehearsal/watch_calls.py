@@ -42,6 +42,7 @@ class CallsWatch:
         self.latest: dict[int, tuple[int, list[int]]] = {}  # when a turn was reached last, and from where
         self.depth = self.joined = 0
         self.awaited = False  # whether a replica waits for gradients
+        self.of: str | None = None  # whose gradient is reduced next
 
     def install(self) -> None:
         for name in (*COLLECTIVES, "new_group"):
@@ -110,7 +111,8 @@ class CallsWatch:
         frame = self.writer.frame()
         names = self.loops.get(frame.f_lineno, []) if frame else []
         found = (frame.f_locals.get(name, frame.f_globals.get(name)) for name in names)
-        return [each for each in found if isinstance(each, str)]
+        of, self.of = self.of, None
+        return [of] if of else [str(each) for each in found if isinstance(each, str | int)]
 
     def _at_backward(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
         if self.awaited:

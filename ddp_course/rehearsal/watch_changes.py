@@ -8,6 +8,7 @@ Read next: `run_of_weights.py`, which asks why weights differ.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddp_course.rehearsal.notes import Writer, around
+from ddp_course.rehearsal.sketches import weights
 from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch_calls import CallsWatch
+
+MOST_EVALUATIONS = 50  # that are noted, from one place
 
 
 class ChangesWatch:
@@ -30,15 +34,23 @@ class ChangesWatch:
         self.present: dict[int, dict[int, torch.Tensor]] = {}
         self.told: set[tuple[int, str]] = set()
         self.thawed: dict[int, list[int]] = {}  # parameter -> the lines at work when it was thawed
-        self.applying = 0
+        self.applying = self.losses = self.buffers = 0
+        self.evaluations: Counter[tuple] = Counter()
 
     def install(self) -> None:
+        around(torch, "manual_seed", self.at_seed)
+        for name in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
+            around(nn.functional, name, self.at_loss)
         around(nn.Module, "_apply", self.at_apply)
         around(torch.Tensor, "requires_grad_", self.at_requires_grad)
         around(ReduceLROnPlateau, "step", self.at_metric)
 
     def at_wrapped(self, replica: DistributedDataParallel) -> None:
         parameters = list(replica.module.parameters())
+        if not self.present:  # the first replica's, when all ranks have rank 0's weights
+            self.writer.note(
+                "wrapped as", each=[[name, *weights([p])] for name, p in replica.module.named_parameters()]
+            )
         self.present[id(replica)] = {id(each): each for each in parameters}
         self.trainable[id(replica)] = {id(each): each for each in parameters if each.requires_grad}
 
@@ -47,8 +59,47 @@ class ChangesWatch:
             self.thawed[id(tensor)] = self.writer.lines()
         return call(tensor, requires_grad)
 
+    def at_first_step(self, trained: list[torch.Tensor], born: dict[int, int | None]) -> None:
+        """Which parameters are trained outside of every replica, and which were changed since they were wrapped?"""
+        held = set().union(*self.present.values())
+        for each in (p for p in trained if id(p) not in held):
+            self.writer.note("outside", made=born.get(id(each)))
+        for parameters in self.present.values():
+            self.writer.note("begins as", each=[weights([p]) for p in parameters.values()])
+            break
+
+    def at_evaluation(self, module: nn.Module) -> None:
+        """Which weights are used where nothing is learned?"""
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        parameters = [each for each in inner.parameters() if type(each).__name__ != "DTensor"]
+        lines = self.writer.lines()
+        if parameters and self.evaluations[tuple(lines)] < MOST_EVALUATIONS:
+            self.evaluations[tuple(lines)] += 1
+            self.writer.note("evaluates", shapes=[p.numel() for p in parameters], sketch=weights(parameters))
+
+    def at_loss(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Which weights does a loss give to classes?"""
+        given = [kwargs[name] for name in ("weight", "pos_weight") if isinstance(kwargs.get(name), torch.Tensor)]
+        given += [each for each in args[2:3] if isinstance(each, torch.Tensor)]
+        if given and torch.is_grad_enabled() and self.losses < MOST_EVALUATIONS:
+            self.losses += 1
+            self.writer.note("loss weights", sizes=[each.numel() for each in given], sketch=weights(given))
+        return call(*args, **kwargs)
+
+    def at_seed(self, call: Callable, seed: int) -> Any:
+        if self.writer.asked_by_program():
+            self.writer.note("seeded", seed=int(seed))
+        return call(seed)
+
     def at_forward(self, replica: DistributedDataParallel) -> None:
-        """Before a training forward: which parameters does the replica not know?"""
+        """Before a training forward: which parameters are unknown to the replica, and which buffers will it send?"""
+        norms = {id(each) for part in replica.module.modules() if isinstance(part, nn.modules.batchnorm._NormBase)
+                 for each in part.buffers()}  # fmt: skip
+        own = [(name, each) for name, each in replica.module.named_buffers()
+               if id(each) not in norms and each.is_floating_point()]  # fmt: skip
+        if own and self.buffers < MOST_EVALUATIONS:
+            self.buffers += 1
+            self.writer.note("buffers", each=[[name, *weights([each])] for name, each in own])
         known, present = self.trainable.get(id(replica), {}), self.present.get(id(replica), {})
         for name, each in replica.module.named_parameters():
             if each.requires_grad and id(each) not in known and (id(replica), name) not in self.told:

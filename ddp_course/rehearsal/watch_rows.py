@@ -20,6 +20,7 @@ from ddp_course.rehearsal.notes import OPEN, Writer, around, as_line
 from ddp_course.rehearsal.sketches import generators, generators_in, innermost, row_sketches
 
 MOST_ROWS = 40_000  # of a rank, in one run
+MOST_COUNTS = 100  # numbers in a sum that is looked at
 MOST_BATCHES, MOST_BYTES = 64, 20_000_000  # that are left for another run; bytes of each
 SAVE, LOAD = torch.save, torch.load  # the program's own are watched
 
@@ -39,6 +40,8 @@ class RowsWatch:
         self.loaders: dict[int, int] = {}  # a loader's number
         self.first = FirstBatches(batches) if batches else None
         self.kept: list | None = None if batches else []
+        self.alive: list[torch.Tensor] = []
+        self.sums: dict[int, torch.Tensor] = {}  # small sums, as they were after they were reduced
 
     def install(self) -> None:
         around(DistributedSampler, "__init__", self.at_sampler_made)
@@ -72,11 +75,12 @@ class RowsWatch:
 
     def at_pass(self, call: Callable, loader: DataLoader) -> Iterator:
         owners = [innermost(loader.dataset), loader.sampler, loader.batch_sampler]
+        sets_epoch = any(callable(getattr(owner, "set_epoch", None)) for owner in owners)
         counts = {f"{type(owner).__name__}.{name}": value for owner in owners if hasattr(owner, "__dict__")
                   for name, value in vars(owner).items() if type(value) is int}  # fmt: skip
         number = self.loaders.get(id(loader), -1)
         self.writer.note("pass", loader=number, stay=loader.persistent_workers and loader.num_workers > 0,
-                         counts=counts)  # fmt: skip
+                         counts=counts, sets_epoch=sets_epoch)  # fmt: skip
         batches = call(loader)
         batches._number = number
         return batches
@@ -105,6 +109,23 @@ class RowsWatch:
             self.first.over = True
             self.writer.note("replayed", whole=self.first.whole and not self.first.left)
         self.kept = None
+
+    def at_reduce(self, tensor: torch.Tensor) -> None:
+        """Whether something small is added to since it was reduced last, and reduced again."""
+        if tensor.numel() > MOST_COUNTS or tensor.is_complex():
+            return
+        before = self.sums.get(tensor.data_ptr())
+        if before is not None and before.shape == tensor.shape:
+            now = tensor.detach()
+            grows = bool((now >= before).all() and (now > before).any() and (before > 0).any())
+            self.writer.note("again", grows=grows)
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            self.writer.note("half", dtype=str(tensor.dtype).removeprefix("torch."), size=tensor.numel())
+
+    def after_reduce(self, tensor: torch.Tensor, later: bool) -> None:
+        if tensor.numel() <= MOST_COUNTS and not later and not tensor.is_complex():
+            self.sums[tensor.data_ptr()] = tensor.detach().clone()
+            self.alive.append(tensor)  # its memory is not given to another
 
     def at_fetch(self, call: Callable, fetcher: Any, index: Any) -> Any:
         """Whether reading rows draws random numbers, and from which state; in a worker, this is the worker."""

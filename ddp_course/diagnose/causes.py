@@ -239,5 +239,5 @@ ECHOES = re.compile(
     r"|Broken pipe|BrokenPipeError|ConnectionResetError|ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|NCCL communicator was aborted"
     r"|[Ww]atchdog|RendezvousClosedError|RendezvousConnectionError|[Ss]ocket closed|Socket Timeout|[Ww]ait timeout|Timed out waiting \w+ for \w+ operation"
     r"|recvVector|ProcessExitedException|ProcessRaisedException|monitoredBarrier|NCCL error in|driver shutting down|store->get|Stop_waiting|CalledProcessError"
-    r"|Some NCCL operations have failed|store based barrier|[Rr]endezvousStateError|remote process exited"
+    r"|RankError|Some NCCL operations have failed|store based barrier|[Rr]endezvousStateError|remote process exited"
 )

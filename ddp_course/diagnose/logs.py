@@ -19,12 +19,13 @@ from pathlib import Path
 from ddp_course.diagnose import exits, flight
 from ddp_course.diagnose.causes import BETWEEN, CAUSES, FOLLOWS, OUTSIDE
 from ddp_course.diagnose.log_lines import DEATH, Log, read_log, shortened, unheard_ranks, with_sure_ranks
-from ddp_course.diagnose.recognise import RULES, calls_that_differ, odd_one_out, unfolded
+from ddp_course.diagnose.recognise import calls_that_differ, odd_one_out, recognise
 from ddp_course.diagnose.suspects import Suspect, earliest, known_causes, own_errors
 from ddp_course.diagnose.waits import LOST, silent_ranks, waiting
+from ddp_course.launcher import codes
 from ddp_course.launcher.rank_status import listed_ranks
 
-COURSE_RULES = ("rendezvous-unreachable", "collective-shape", "collective-order", "uneven-inputs", "skipped-collective")
+OF_RANKS = ("collective-shape", "collective-order", "uneven-inputs", "skipped-collective")
 _STORE = re.compile(
     r"(?:sendBytes|recv(?:Value|Bytes|Vector)?) failed on SocketImpl|TCPStore server has shut down too early"
 )
@@ -89,10 +90,10 @@ def judged(logs: list[Log], dumps: dict[int | None, flight.Dump]) -> Reading:
         return Reading(None, evidence=f"{_at_end(logs)}; the job finished, and nothing shows a failure")
     return (
         _of_suspects(strong + own, logs, ends)
+        or _course_report(logs)
         or _detailed(logs)
         or _of_suspects(weak, logs, ends)
         or _hang(logs, flight.behind(dumps))
-        or _course_report(logs)
         or _of_exit(exits.killed(ends), logs)
         or _of_suspects(outside, logs, ends)
         or (None if _echoes(logs) else _of_exit(exits.ended(ends), logs))
@@ -126,6 +127,8 @@ def _of_suspects(suspects: list[Suspect], logs: list[Log], ends: Collection[exit
         rank = exits.rank_of_killed_pid(logs) if first.name in ("out-of-memory", "worker-killed") else None
         if rank is None and not _echoes(logs):
             rank = exits.sole_failure(ends)
+        if rank is None:
+            rank = next((each["rank"] for each in map(_raised, logs) if each), None)
     if not sure and len(others := {each.name for each in suspects}) > 1:
         evidence += f"; also: {', '.join(sorted(others - {first.name}))}"
     rank = rank if sure else None
@@ -136,6 +139,12 @@ def _of_suspects(suspects: list[Suspect], logs: list[Log], ends: Collection[exit
 
 _SHARED = "the program's own error, and several ranks have it: fix it in what they share, such as a path or the data"
 _WHOSE = "the program's own error; the log does not say which rank's: read its traceback, what other ranks say follows"
+
+
+def _raised(log: Log) -> dict:
+    """The facts of this course's report, if they are that one rank raised or died."""
+    facts = codes.found_in(log.text)
+    return facts if facts.get("code") in ("raised", "died") else {}
 
 
 def _detailed(logs: list[Log]) -> Reading | None:
@@ -150,11 +159,20 @@ def _detailed(logs: list[Log]) -> Reading | None:
 
 
 def _course_report(logs: list[Log]) -> Reading | None:
+    """What this course's launcher has found, which has seen all ranks; it writes a line of its own for it."""
     for log in logs:
-        text = unfolded(log.text)
-        for fault, rule in RULES:
-            if fault in COURSE_RULES and (found := rule(text)):
-                return Reading(fault, found[0], f"{log.name}: {shortened(found[1])}", "ddp-course faults " + fault)
+        facts = codes.found_in(log.text)
+        number = next((n for n, line in enumerate(log.bare) if facts and codes.found_in(line)), 0)
+        if not facts or log.lived_on(number):
+            continue
+        found = recognise(log.text)
+        if found.fault in OF_RANKS:
+            cure = f"ddp-course faults {found.fault}"
+            return Reading(found.fault, found.rank, f"{log.name}: {shortened(found.evidence)}", cure)
+        at = f", at {facts['line']}" if facts.get("line") else ""
+        said = f"{codes.CODES[facts['code']]}{at}; {facts.get('error', '')}".rstrip("; ")
+        cure = "read the course's report above this line, in the log"
+        return Reading(facts["code"], facts["rank"], f"{log.name}:{number + 1}: {shortened(said)}", cure)
     return None
 
 

@@ -49,9 +49,8 @@ def recognise(report: RankError | str) -> Diagnosis:
         What the first rule that fits says; the name is one of the catalogue's, or of `causes.py`. A fault of None means
         that the words do not tell; the evidence then says what is missing.
     """
-    ours = isinstance(report, RankError)
-    text = unfolded(report.report if ours else report)
-    facts = report.facts if ours else codes.found_in(text)
+    text = unfolded(f"{report.report}\n{report.log_line}" if isinstance(report, RankError) else report)
+    facts = codes.found_in(text)
     for fault, rule in RULES:
         if found := rule(Said(text, facts)):
             return Diagnosis(fault, *found, report=text)

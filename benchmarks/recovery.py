@@ -184,7 +184,7 @@ def killed_under_launch(folder: Path, world_size: int) -> dict[str, float]:
     try:
         launch(restarted.launched, world_size, (folder, True), **FRESH)
     except RankError as error:
-        if error.kind != "died":
+        if error.code != "died":
             raise
         restarted.stamp(folder, "noticed")
     went_on_at = launch(restarted.launched, world_size, (folder, False), **FRESH)

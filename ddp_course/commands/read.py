@@ -16,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddp_course.diagnose.flight import Dump
-from ddp_course.diagnose.logs import Log, Reading, judged, left_by
+from ddp_course.diagnose.log_lines import Log
+from ddp_course.diagnose.logs import Reading, judged, left_by
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ddp-course read",
         description="Read the logs of a job and say what it died of.",
-        epilog="Exit status: 0 the cause is named, 1 it is unknown, 2 a file could not be read.",
+        epilog="Exit status: 0 a cause is named, 1 none is (unknown, or no failure), 2 a file could not be read.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files or folders of one job")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -47,9 +48,9 @@ def main(argv: list[str]) -> int:
 
 def told(found: Reading) -> str:
     """Return what a person reads."""
-    who = "no rank can be blamed" if found.rank is None else f"rank {found.rank}"
+    who = "no one rank, or it cannot be told" if found.rank is None else f"rank {found.rank}"
     rows = (
-        ("cause", found.cause or "unknown"),
+        ("cause", found.cause or "none is known"),
         ("rank", who if found.cause else ""),
         ("the others were in", found.collective),
         ("seen", found.evidence),

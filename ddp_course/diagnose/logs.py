@@ -3,46 +3,32 @@
 A job of a thousand ranks leaves a thousand logs that end in a thousand errors, nearly all of them echoes of one. So
 each line is given its rank and its time, from its own words or from the name of its file; causes are looked for before
 consequences, the earliest before later ones. Where only consequences are left, the ranks' counts of collectives tell
-who fell behind. Where nothing is left, the answer is "unknown".
+who fell behind. Where nothing is left, the answer is "unknown". A rank is blamed only if no other can be meant.
 
 Left out on purpose: waiting for a job that runs; that is `--hang-report` in training, and `launch`'s report.
-Read next: `causes.py`, the words; `flight.py`, the dumps.
+Read next: `log_lines.py`, whose line it is; `causes.py`, the words; `waits.py`, `exits.py` and `flight.py`, the rest.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_course.diagnose import flight
-from ddp_course.diagnose.causes import CAUSES, ECHOES, EXCEPTION, Cause
-from ddp_course.diagnose.recognise import RULES, unfolded
+from ddp_course.diagnose import exits, flight
+from ddp_course.diagnose.causes import BETWEEN, CAUSES, FOLLOWS, OUTSIDE
+from ddp_course.diagnose.log_lines import DEATH, Log, read_log, shortened, unheard_ranks, with_sure_ranks
+from ddp_course.diagnose.recognise import calls_that_differ, odd_one_out, recognise
+from ddp_course.diagnose.suspects import Suspect, earliest, known_causes, own_errors
+from ddp_course.diagnose.waits import LOST, silent_ranks, waiting
+from ddp_course.launcher import codes
+from ddp_course.launcher.rank_status import listed_ranks
 
-MOST_BYTES = 20_000_000  # of one file: its end is read, where the errors are
-COURSE_RULES = ("rendezvous-unreachable", "collective-shape", "collective-order", "uneven-inputs", "skipped-collective")
-
-_PREFIX = re.compile(
-    r"^\s*(?:\[(?:rank|default|trainer)?\s?(\d+)\]:?|\[[Rr]ank (\d+)\]|(\d+): |(?:\S+ )?rank[ =:]?(\d+)[\]:|])"
+OF_RANKS = ("collective-shape", "collective-order", "uneven-inputs", "skipped-collective")
+_STORE = re.compile(
+    r"(?:sendBytes|recv(?:Value|Bytes|Vector)?) failed on SocketImpl|TCPStore server has shut down too early"
 )
-_FILE = (
-    re.compile(r"(?:^|/)attempt_\d+/(\d+)/(?:stdout|stderr|std)[^/]*$"),
-    re.compile(r"rank[-_.]?(\d+)[^/]*$", re.I),
-    re.compile(r"(?:-(?:worker|master)-|pod-|trainer-|task[-_.]?|worker[-_.]?)(\d+)[^/]*\.(?:log|txt|out|err)$"),
-    re.compile(r"(?:stdout|stderr|out|err|log)[._-](\d+)(?:\.\w+)?$"),
-    re.compile(r"/(\d+)/(?:stdout|stderr)[^/]*$"),
-)
-_WATCHDOG = re.compile(
-    r"\[?[Rr]ank (?P<rank>\d+)\]?.{0,80}?(?:Watchdog caught collective operation timeout|[Tt]imeout at|Collective)"
-    r".{0,80}?SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
-)
-_COUNTS = re.compile(r"[Rr]ank (?P<rank>\d+)\b.{0,200}?last enqueued (?:NCCL )?work: (?P<last>-?\d+)", re.S)
-_CAME_NOT = re.compile(r"Ranks? (\d+)(?:, \d+)* failed to pass monitoredBarrier|ranks? (\d+)[\d, and]* never entered")
-_ROOT = re.compile(r"Root Cause \(first observed failure\):(?:.|\n)*?rank\s*: (\d+)(?:.|\n)*?exitcode\s*: (-?\d+)")
-_LOST = r"Connection (?:closed|reset) by peer"
-_SIGNALS = {"-9": "killed", "-6": "aborted", "-7": "bus-error", "-11": "crashed", "-15": "terminated"}
 
 
 @dataclass(frozen=True)
@@ -62,37 +48,6 @@ class Reading:
     evidence: str = ""
     cure: str = ""
     collective: str = ""
-
-
-@dataclass
-class Log:
-    """One file of a job."""
-
-    name: str
-    rank: int | None
-    lines: list[str]
-    ranks: list[int | None] = field(default_factory=list)  # of each line
-    times: list[datetime | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        now: datetime | None = None
-        for line in self.lines:
-            found = _PREFIX.match(line)
-            said = next((number for number in found.groups() if number), None) if found else None
-            self.ranks.append(int(said) if said else self.rank)
-            now = time_of(line) or now
-            self.times.append(now)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def telling(self) -> Iterator[tuple[int, str]]:
-        """The lines that speak of a failure, cause or echo: each its index, and the cause's name or its own words."""
-        for index, line in enumerate(self.lines):
-            cause = next((cause.name for cause in CAUSES if cause.match(line)), "")
-            if cause or EXCEPTION.match(line) or ECHOES.search(line):
-                yield index, cause or line.strip()
 
 
 def read(paths: list[Path]) -> Reading:
@@ -118,216 +73,185 @@ def left_by(paths: list[Path]) -> tuple[list[Log], dict[int | None, flight.Dump]
             named = re.search(r"(\d+)(?:\.\w+)?$", path.name)  # torch ends the name with the rank
             dumps[dump.rank if dump.rank is not None else int(named[1]) if named else None] = dump
         else:
-            logs.append(Log(str(path), _rank_of(path), _tail(path)))
-    return logs, dumps
+            logs.append(read_log(path))
+    return with_sure_ranks(logs), dumps
 
 
 def judged(logs: list[Log], dumps: dict[int | None, flight.Dump]) -> Reading:
     """Name what a job died of that has left these."""
+    ends = exits.exits(logs)
+    known = list(known_causes(logs))
+    own = list(own_errors(logs))
+    cancelled = [each for each in known if each.name == "cancelled"]  # by srun itself, when one task has failed
+    outside = [each for each in known if each.name in OUTSIDE and each not in cancelled]
+    weak = [each for each in known if each.name in FOLLOWS or (each.warns and each.name not in OUTSIDE)]
+    strong = [each for each in known if each not in weak + outside + cancelled]
+    if logs and not dumps and not own and not known and all(log.finished >= 0 for log in logs if log.lines):
+        return Reading(None, evidence=f"{_at_end(logs)}; the job finished, and nothing shows a failure")
     return (
-        _known_cause(logs)
-        or _own_error(logs)
+        _of_suspects(strong + own, logs, ends)
         or _course_report(logs)
-        or _laggard(logs, flight.behind(dumps))
-        or _died(logs)
+        or _detailed(logs)
+        or _of_suspects(weak, logs, ends)
+        or _hang(logs, flight.behind(dumps))
+        or _of_exit(exits.killed(ends), logs)
+        or _of_suspects(outside, logs, ends)
+        or (None if _echoes(logs) else _of_exit(exits.ended(ends), logs))
+        or _of_suspects(cancelled, logs, ends)
+        or _store_gone(logs)
         or _lost_peer(logs)
-        or Reading(None, evidence=f"{len(logs)} files, and none of the words that jobs die with")
+        or _of_exit(exits.ended(ends), logs, sure=False)
+        or _unknown(logs)
     )
-
-
-def _tail(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - MOST_BYTES))
-        text = file.read().decode("utf-8", errors="replace")
-    return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()  # without colours
-
-
-def _rank_of(path: Path) -> int | None:
-    return next((int(found[1]) for pattern in _FILE if (found := pattern.search(str(path)))), None)
-
-
-def time_of(line: str) -> datetime | None:
-    """The time at which a line was written, if it begins with one of the usual forms."""
-    head = line[:60]
-    if found := re.search(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)", head):
-        return _moment(*found.groups())
-    if found := re.search(r"\b[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)", head):  # glog's, which has no year
-        return _moment("1999", *found.groups())
-    return None
-
-
-def _moment(*parts: str) -> datetime | None:
-    try:
-        year, *rest = map(int, parts)
-        return datetime(2000, *rest)  # one job: the year says nothing, and some forms leave it out
-    except ValueError:
-        return None
 
 
 # --- The cause in words ----------------------------------------------------------------------------
 
 
-def _matches(logs: list[Log]) -> Iterator[tuple[Cause, Log, int, re.Match]]:
-    for log in logs:
-        for number, line in enumerate(log.lines):
-            for cause in CAUSES:
-                if found := cause.match(line):
-                    yield cause, log, number, found
-                    break
-
-
-def _known_cause(logs: list[Log]) -> Reading | None:
-    found = list(_matches(logs))
-    if not found:
+def _of_suspects(suspects: list[Suspect], logs: list[Log], ends: Collection[exits.Exit]) -> Reading | None:
+    """The suspect that came first, if that can be known; else the one that goes before others, without a rank."""
+    if not suspects:
         return None
-    worst = [each for each in found if each[0].name not in WEAK] or found
-    timed = [each for each in worst if each[1].times[each[2]]]
-    if timed and len(timed) == len(worst):
-        cause, log, number, match = min(timed, key=lambda each: each[1].times[each[2]])
-    else:
-        cause, log, number, match = min(worst, key=lambda each: CAUSES.index(each[0]))
-    said = match.groupdict().get("rank")
-    rank = int(said) if said else log.ranks[number]
-    if rank is None:
-        rank = _root_rank(logs)
-    return Reading(cause.name, rank, _place(log, number), cause.cure)
+    first, sure = earliest(suspects, logs, ends)
+    same = [each for each in suspects if each.name == first.name]
+    ranks = {each.rank for each in same} - {None}
+    rank = next(iter(ranks)) if len(ranks) == 1 else None
+    evidence = first.log.place(first.number, first.start)
+    if first.name == "world-size" and len(missing := unheard_ranks(logs)) == 1:
+        rank = min(missing)
+        evidence += f"; nothing is heard from rank {rank}"
+    elif len(ranks) > 1:
+        evidence += f"; so say {listed_ranks(ranks)}" if len(ranks) <= 8 else f"; so say {len(ranks)} ranks"
+        sure = False
+    elif rank is None and first.name not in BETWEEN:
+        rank = exits.rank_of_killed_pid(logs) if first.name in ("out-of-memory", "worker-killed") else None
+        if rank is None and not _echoes(logs):
+            rank = exits.sole_failure(ends)
+        if rank is None:
+            rank = next((each["rank"] for each in map(_raised, logs) if each), None)
+    if not sure and len(others := {each.name for each in suspects}) > 1:
+        evidence += f"; also: {', '.join(sorted(others - {first.name}))}"
+    rank = rank if sure else None
+    own = first.order == len(CAUSES) and rank is None
+    cure = first.cure if not own else _SHARED if len(same) > 1 and len(ranks) > 1 else _WHOSE
+    return Reading(first.name, rank, evidence, cure)
 
 
-# These follow from others as often as not, so another cause goes before them.
-WEAK = {"worker-killed", "mismatched-calls", "world-size", "port-taken", "module-prefix", "versions-differ"}
+_SHARED = "the program's own error, and several ranks have it: fix it in what they share, such as a path or the data"
+_WHOSE = "the program's own error; the log does not say which rank's: read its traceback, what other ranks say follows"
 
 
-def _place(log: Log, number: int) -> str:
-    return f"{log.name}:{number + 1}: {log.lines[number].strip()[:160]}"
+def _raised(log: Log) -> dict:
+    """The facts of this course's report, if they are that one rank raised or died."""
+    facts = codes.found_in(log.text)
+    return facts if facts.get("code") in ("raised", "died") else {}
 
 
-def _root_rank(logs: list[Log]) -> int | None:
-    return next((int(found[1]) for log in logs if (found := _ROOT.search(log.text))), None)
-
-
-def _own_error(logs: list[Log]) -> Reading | None:
-    """An exception of the program's own, the earliest; not one that says that a peer is gone."""
-    found = []
-    for log in logs:
-        for number, line in enumerate(log.lines):
-            match = EXCEPTION.match(line)
-            if match and not ECHOES.search(line) and match["error"] != "KeyboardInterrupt":
-                found.append((log, number, match))
-    if not found:
+def _detailed(logs: list[Log]) -> Reading | None:
+    """torch itself lays the calls of ranks side by side, as TORCH_DISTRIBUTED_DEBUG=DETAIL has it do."""
+    found = [(log, n) for log in logs for n, line in enumerate(log.bare) if "Detected mismatch between" in line]
+    calls = calls_that_differ("\n".join(log.lines[n] for log, n in found))
+    if len(set(calls.values())) < 2:
         return None
-    root = _root_rank(logs)
-    at_root = [each for each in found if root is not None and each[0].ranks[each[1]] == root]
-    timed = [each for each in found if each[0].times[each[1]]]
-    log, number, match = (at_root or sorted(timed, key=lambda each: each[0].times[each[1]]) or found)[0]
-    ranks = {each[0].ranks[each[1]] for each in found if each[2]["error"] == match["error"]}
-    rank = log.ranks[number] if log.ranks[number] is not None else root
-    rank = None if len(ranks) > 1 and rank != root else rank
-    cure = "the program's own error: fix it on that rank; what other ranks say follows from it"
-    return Reading(
-        f"{match['error'].rpartition('.')[2]}: {match['words'][:80]}".rstrip(": "), rank, _place(log, number), cure
-    )
+    said = "; ".join(f"rank {rank} called {call}" for rank, call in sorted(calls.items()))
+    cure = "find where the paths of these ranks part before this call: the line is in each one's traceback"
+    return Reading("mismatched-calls", odd_one_out(calls), f"{found[0][0].name}:{found[0][1] + 1}: {said}", cure)
 
 
 def _course_report(logs: list[Log]) -> Reading | None:
+    """What this course's launcher has found, which has seen all ranks; it writes a line of its own for it."""
     for log in logs:
-        text = unfolded(log.text)
-        for fault, rule in RULES:
-            if fault in COURSE_RULES and (found := rule(text)):
-                return Reading(fault, found[0], f"{log.name}: {found[1][:160]}", "ddp-course faults " + fault)
+        facts = codes.found_in(log.text)
+        number = next((n for n, line in enumerate(log.bare) if facts and codes.found_in(line)), 0)
+        if not facts or log.lived_on(number):
+            continue
+        found = recognise(log.text)
+        if found.fault in OF_RANKS:
+            cure = f"ddp-course faults {found.fault}"
+            return Reading(found.fault, found.rank, f"{log.name}: {shortened(found.evidence)}", cure)
+        at = f", at {facts['line']}" if facts.get("line") else ""
+        said = f"{codes.CODES[facts['code']]}{at}; {facts.get('error', '')}".rstrip("; ")
+        cure = "read the course's report above this line, in the log"
+        return Reading(facts["code"], facts["rank"], f"{log.name}:{number + 1}: {shortened(said)}", cure)
     return None
 
 
 # --- Only consequences -----------------------------------------------------------------------------
 
 
-def _laggard(logs: list[Log], behind: flight.Behind | None) -> Reading | None:
-    """Who did not come to a collective in which the others timed out?"""
-    cure = "look at what this rank did before the call: a branch, fewer batches, an exception that was swallowed"
+def _hang(logs: list[Log], behind: flight.Behind | None) -> Reading | None:
     if behind:
+        cure = (
+            "look at what this rank did before the call: a branch, fewer batches, an exception that was caught"
+            if behind.rank is not None
+            else "compare what these ranks did before the call: a branch on the rank, loops of different lengths"
+        )
         return Reading("hang", behind.rank, behind.evidence, cure, behind.collective)
-    waits: dict[int, tuple[int, str]] = {}
-    counts: dict[int, int] = {}
-    for log in logs:
-        for found in _WATCHDOG.finditer(log.text):
-            waits.setdefault(int(found["rank"]), (int(found["seq"]), found["op"]))
-        for found in _COUNTS.finditer(log.text):
-            counts.setdefault(int(found["rank"]), int(found["last"]))
-        if found := _CAME_NOT.search(log.text):
-            return Reading("hang", int(found[1] or found[2]), f"{log.name}: {found[0]}", cure)
-    if not waits:
-        timed_out = [
-            (log, n)
-            for log in logs
-            for n, line in enumerate(log.lines)
-            if re.search(r"Timed out waiting \w+ for|timed? ?out", line, re.I)
-        ]
-        if timed_out:
-            return _silent_rank(logs, *timed_out[0], "hang", cure)
+    found = waiting(logs)
+    return Reading(found.cause, found.rank, found.evidence, found.cure, found.collective) if found else None
+
+
+def _of_exit(found: exits.Exit | None, logs: list[Log], sure: bool = True) -> Reading | None:
+    if found is None:
         return None
-    seq, op = min(waits.values())
-    fewest = min(counts, key=counts.get) if counts else None
-    if (
-        fewest is not None
-        and list(counts.values()).count(counts[fewest]) == 1
-        and counts[fewest] < max(counts.values())
-    ):
-        rank = fewest
-    else:
-        later = [rank for rank, (number, _) in waits.items() if number > seq]
-        known = {rank for log in logs for rank in {*log.ranks, log.rank} if rank is not None}
-        missing = sorted(known - waits.keys())
-        early = [rank for rank, (number, _) in waits.items() if number == seq]
-        rank = missing[0] if len(missing) == 1 else early[0] if later and len(early) == 1 else None
-    evidence = f"ranks {', '.join(map(str, sorted(waits)))} gave up in {op} number {seq}"
-    if counts:
-        evidence += "; last call of each: " + ", ".join(f"rank {r} {n}" for r, n in sorted(counts.items()))
-    return Reading("hang", rank, evidence, cure, f"{op} #{seq}")
+    return Reading(found.how, found.rank if sure else None, found.evidence, found.cure)
 
 
-def _silent_rank(logs: list[Log], log: Log, number: int, cause: str, cure: str) -> Reading:
-    """Of ranks with a log each, the one that does not speak of a time-out or a lost peer, if it is one."""
-    speak = {
-        rank
-        for each in logs
-        for rank, line in zip(each.ranks, each.lines, strict=True)
-        if re.search(rf"Timed out|timeout|{_LOST}", line)
-    }
-    known = {rank for each in logs for rank in {*each.ranks, each.rank} if rank is not None}
-    silent = sorted(known - speak)
-    operation = re.search(r"(\w+) operation", log.lines[number])
-    return Reading(
-        cause, silent[0] if len(silent) == 1 else None, _place(log, number), cure, operation[1] if operation else ""
-    )
+def _echoes(logs: list[Log]) -> bool:
+    """Whether a rank says that it has lost a peer: then what a launcher saw first may be an echo."""
+    return any(LOST.search(line) for log in logs for line in log.bare)
+
+
+def _store_gone(logs: list[Log]) -> Reading | None:
+    """The ranks have lost the store, which rank 0 hosts, or torchrun's agent on its node."""
+    found = _words_of(_STORE, logs)
+    if not found:
+        return None
+    who = {log.ranks[n] for log, n in found} - {None}
+    rank = 0 if who and 0 not in who else None
+    cure = "the store's host, rank 0's node, ended first or is out of reach: read its log, and torchrun's there"
+    return Reading("store-gone", rank, found[0][0].place(found[0][1]), cure)
 
 
 def _lost_peer(logs: list[Log]) -> Reading | None:
     """Where all that is left is that a peer is gone."""
+    found = _words_of(LOST, logs)
+    if not found:
+        return None
     cure = (
         "the peer named there died or closed first; the rank with no last word is the first suspect: look for SIGKILL, "
         "in dmesg and the launcher's log"
     )
-    found = [(log, number) for log in logs for number, line in enumerate(log.lines) if re.search(_LOST, line)]
-    return _silent_rank(logs, *found[0], "connection-closed", cure) if found else None
+    silent = silent_ranks(logs)
+    return Reading("connection-closed", min(silent) if len(silent) == 1 else None, found[0][0].place(found[0][1]), cure)
 
 
-def _died(logs: list[Log]) -> Reading | None:
-    """A rank that ended without a word, as the launcher tells it."""
-    for log in logs:
-        patterns = (
-            r"Root Cause \(first observed failure\):(?:.|\n)*?rank\s*: (?P<rank>\d+)(?:.|\n)*?exitcode\s*: "
-            r"(?P<code>-?\d+)",
-            r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
-            r"task (?P<rank>\d+): (?P<code>Killed|Exited with exit code \d+|Aborted|Segmentation fault)",
-            r"[Pp]rocess (?P<rank>\d+) terminated with (?:signal|exit code) (?P<code>\w+)",
-        )
-        for pattern in patterns:
-            if found := re.search(pattern, log.text):
-                code = found["code"]
-                name = _SIGNALS.get(code, "killed" if code in ("Killed", "SIGKILL") else f"exit status {code}")
-                cure = (
-                    "SIGKILL comes from the kernel's memory killer or from a person: dmesg, and less memory a rank"
-                    if name == "killed"
-                    else "the rank said nothing: look at its standard error, and for sys.exit in the program"
-                )
-                return Reading(name, int(found["rank"]), f"{log.name}: {' '.join(found[0].split())[-120:]}", cure)
-    return None
+def _words_of(pattern: re.Pattern, logs: list[Log]) -> list[tuple[Log, int]]:
+    """Where ranks say so; after a good end they warn of it as they leave."""
+    leaving = any(log.finished >= 0 for log in logs)
+    return [
+        (log, number)
+        for log in logs
+        for number, line in enumerate(log.bare)
+        if pattern.search(line) and not log.lived_on(number) and not (leaving and line.startswith("[W"))
+    ]
+
+
+def _unknown(logs: list[Log]) -> Reading:
+    if any(log.finished >= 0 for log in logs):
+        return Reading(None, evidence=f"{_at_end(logs)}; the job finished, and nothing shows a failure")
+    if any(DEATH.search(line) for log in logs for line in log.bare):
+        return Reading(None, evidence=f"{_at_end(logs)}; the job failed, and no line says of what")
+    return Reading(
+        None,
+        evidence=f"{_at_end(logs)}; nothing shows a failure, nor a good end: it runs, was stopped from outside, or its "
+        "last words are elsewhere (the launcher's log, the scheduler's record, dmesg)",
+    )
+
+
+def _at_end(logs: list[Log]) -> str:
+    """Where the only log ends, or how many there are."""
+    lines = [(log, n) for log in logs for n, line in enumerate(log.lines) if line.strip()]
+    if len(logs) != 1 or not lines:
+        return f"{len(logs)} files" if lines else f"{len(logs)} files, and nothing in them"
+    return f"the last line is {lines[-1][0].place(lines[-1][1])}"

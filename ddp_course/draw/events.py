@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_course.diagnose.flight import Dump, call_name, number_of, own_frame
-from ddp_course.diagnose.logs import Log
+from ddp_course.diagnose.log_lines import Log
 from ddp_course.launcher.lines import shown_name
 from ddp_course.scaling.spans import Span, merge_ranks
 from ddp_course.scaling.trace import payload_bytes

@@ -69,7 +69,7 @@ class Exercise:
     minutes: int
     checks: tuple[Check, ...]
     judge: Judge
-    hints: tuple[tuple[str, str], ...] = ()  # (pattern in a report, likely cause)
+    hints: tuple[tuple[str, str], ...] = ()  # (see `codes.fits`, likely cause)
     refused: tuple[str, ...] = ()  # what does the task already: "torch.nn.parallel.DistributedDataParallel"
 
     @property

@@ -16,10 +16,14 @@ import re
 import signal
 import textwrap
 from collections.abc import Collection
+from typing import Any
 
+from ddp_course.launcher import codes
 from ddp_course.launcher.failure import Failure, in_short
-from ddp_course.launcher.rank_status import Whereabouts, listed_ranks
+from ddp_course.launcher.lines import shown_name
+from ddp_course.launcher.rank_status import Collective, Whereabouts, listed_ranks
 
+MOST_OF_ERROR = 500  # letters, in the line for programs
 WIDTH = 100  # letters; JupyterLab breaks longer lines of an error in the middle of words
 _INCONSISTENT = re.compile(r"while rank (\d+) has inconsistent")
 # What torch says, and what it means under a launcher that has opened the group.
@@ -42,29 +46,59 @@ class RankError(RuntimeError):
     may differ from run to run.
 
     Attributes:
-        kind: "raised", "died", "hung", "result" (a value that cannot travel back) or "start".
+        code: what failed, one of `codes.CODES`.
         rank: the rank that failed first or never came; None when no single rank is to blame.
         error_type, message: of the exception, for "raised" and "start"; else empty.
+        facts: the code, the rank and what else is known, as a program reads them; in a log they stand in a line.
         traceback: the rank's whole traceback, library frames included; may be empty.
         output: what each rank had printed.
         ranks: where each rank was.
     """
 
     def __init__(
-        self, kind: str, rank: int | None, text: str, ranks: list[Whereabouts], failure: Failure | None = None
+        self,
+        code: str,
+        rank: int | None,
+        text: str,
+        ranks: list[Whereabouts],
+        failure: Failure | None = None,
+        calls: dict[int, Collective] | None = None,  # of ranks, in which they wait or differ
     ):
         super().__init__(folded(text))
-        self.kind, self.rank, self.ranks = kind, rank, ranks
+        self.code, self.rank, self.ranks = code, rank, ranks
+        self.calls = calls or {}
         self.error_type = failure.error_type if failure else ""
         self.message = failure.message if failure else ""
         self.traceback = failure.traceback if failure else ""
         self.output: list[str] = []
         self.add_note(where_all_were(ranks))
+        if not codes.in_notebook():
+            self.add_note(self.log_line)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        call = next(iter(self.calls.values()), None)
+        at = next((w.line for w in self.ranks if w.rank == self.rank and w.line), call.line if call else None)
+        return {
+            "code": self.code,
+            "rank": self.rank,
+            "op": call.op if call else "",
+            "number": call.number if call else "",
+            "line": f"{shown_name(at.filename)}:{at.number}" if at else "",
+            "error": in_short(f"{self.error_type}: {self.message}")[:MOST_OF_ERROR] if self.error_type else "",
+            "calls": {str(rank): str(call) for rank, call in self.calls.items()},
+        }
 
     @property
     def report(self) -> str:
-        """The message and the notes, as Python shows them."""
-        return "\n".join([str(self), *getattr(self, "__notes__", [])])
+        """The message and the notes, for people."""
+        notes = getattr(self, "__notes__", [])
+        return "\n".join([str(self), *(note for note in notes if note != self.log_line)])
+
+    @property
+    def log_line(self) -> str:
+        """The line for programs, which Python shows after the report where no person reads along."""
+        return codes.written(self.facts)
 
     def _render_traceback_(self) -> list[str]:
         """Called by IPython: the report alone, without our own frames."""
@@ -129,13 +163,13 @@ def failed(failure: Failure, ranks: list[Whereabouts]) -> RankError:
     """A rank raised for a reason of its own."""
     if failure.during == "result":
         return RankError("result", failure.rank, failure.message, ranks, failure)
-    kind, rank = "start" if failure.during == "start" else "raised", failure.rank
+    code, rank = "start" if failure.during == "start" else "raised", failure.rank
     if found := _INCONSISTENT.search(failure.message):  # all ranks raise this, in torch's words
         rank = int(found[1]) if len(ranks) > 2 else None
-    did = "could not start" if kind == "start" else f"raised {failure.error_type}"
+    did = "could not start" if code == "start" else f"raised {failure.error_type}"
     hints = "".join(f"\n{hint}" for sign, hint in _HINTS if sign in failure.message)
     text = f"rank {failure.rank} of {len(ranks)} {did}: {in_short(failure.message)}\n\n{failure.story}{hints}"
-    return RankError(kind, rank, text, ranks, failure)
+    return RankError(code, rank, text, ranks, failure)
 
 
 def died(
@@ -150,7 +184,7 @@ def died(
             f"{line}{others}\nThe calls alone do not tell who is wrong. Every rank must make the same calls, in the "
             "same order, with the same shapes."
         )
-        return RankError("died", None, text, ranks)
+        return RankError("sizes", None, text, ranks, calls={w.rank: w.recent[-1] for w in ranks if w.recent})
     text = f"rank {rank} of {len(ranks)} died{' while starting' if starting else ''}: {why_died(exitcode)}"
     line = ranks[rank].line
     return RankError("start" if starting else "died", rank, f"{text}\n  it was at {line}" if line else text, ranks)
@@ -184,7 +218,7 @@ def over_limit(limit_s: float, ranks: list[Whereabouts], starting: bool) -> Rank
         if starting
         else f"no result after {limit_s:g} s (limit_s) from {who}"
     )
-    return RankError("start" if starting else "hung", late[0].rank if len(late) == 1 else None, what + at, ranks)
+    return RankError("start" if starting else "limit", late[0].rank if len(late) == 1 else None, what + at, ranks)
 
 
 def still_importing(limit_s: float, ranks: list[Whereabouts], imported: Collection[int]) -> RankError:

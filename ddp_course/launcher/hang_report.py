@@ -54,12 +54,13 @@ def explain(timeout_s: float, ranks: list[Whereabouts], failures: Collection[Fai
     if lost:
         return _cut_off(failure, ranks)
     if failure and failure.error_type == Disagreement.__name__:  # whoever comes second finds it, right or wrong
-        return RankError("hung", None, f"{failure.message}\nThe calls alone do not tell who is wrong.", ranks, failure)
+        text = f"{failure.message}\nThe calls alone do not tell who is wrong."
+        return RankError("disagree", None, text, ranks, failure)
     if failure:
         return failed(failure, ranks)
     stuck = max(ranks, key=lambda w: w.waited_s)
     text = f"rank {stuck.rank} waited {timeout_s:g} s in {stuck.waiting_in}, which all entered: look at the network"
-    return RankError("hung", None, text, ranks)
+    return RankError("stuck", None, text, ranks)
 
 
 def _most_telling(failures: Collection[Failure]) -> Failure | None:
@@ -90,7 +91,7 @@ def _disagreement(found: Difference, ranks: list[Whereabouts], failure: Failure 
     if found.alone is None and len(ranks) > 2:  # of two, nobody would expect it
         calls += "\nThe calls alone do not tell who is wrong."
     text = f"ranks disagree about collective #{number}:{calls}{_of_torch(failure)}"
-    return RankError("hung", found.alone, text, ranks, failure)
+    return RankError("disagree", found.alone, text, ranks, failure, found.calls)
 
 
 def _in_what(calls: list[Collective]) -> str:
@@ -137,7 +138,8 @@ def _hung(hang: Hang, timeout_s: float, ranks: list[Whereabouts], failure: Failu
         text = f"{never}; {'the others' if len(hang.waiting) > 1 else waiting} {waited}{at}\n"
         text += _LEFT_EARLY if any("ended" in words for w in absent for words, _ in w.oddities) else _NEVER_CAME
     blamed = hang.blamed[0] if hang.blamed else None
-    return RankError("hung", blamed, text + _of_torch(failure), ranks, failure)
+    code, calls = "circle" if hang.circle else "absent", dict.fromkeys(hang.waiting, hang.call)
+    return RankError(code, blamed, text + _of_torch(failure), ranks, failure, calls)
 
 
 def _of_torch(failure: Failure | None) -> str:
@@ -163,7 +165,7 @@ def _at_store(timeout_s: float, ranks: list[Whereabouts], failure: Failure | Non
         "Some rank must set it, under the same name, before the others wait for it. new_group waits there, too, until "
         "every rank has called it."
     )
-    return RankError("hung", waiting[0].rank if len(waiting) == 1 else None, text, ranks, failure)
+    return RankError("store", waiting[0].rank if len(waiting) == 1 else None, text, ranks, failure)
 
 
 def _cut_off(failure: Failure, ranks: list[Whereabouts]) -> RankError:
@@ -180,7 +182,7 @@ def _cut_off(failure: Failure, ranks: list[Whereabouts]) -> RankError:
         "A rank that skips a collective, or ends its group while others still talk, cuts them off: look for a branch "
         "on the rank, and call dist.barrier() before dist.destroy_process_group(), on every rank."
     )
-    return RankError("raised", None, text, ranks, failure)
+    return RankError("cut-off", None, text, ranks, failure)
 
 
 def uneven(made: dict[int, int], ranks: list[Whereabouts]) -> RankError:
@@ -196,11 +198,11 @@ def uneven(made: dict[int, int], ranks: list[Whereabouts]) -> RankError:
         "dist.destroy_process_group()."
     )
     fewer = [rank for rank in made if made[rank] == made[least]]
-    return RankError("hung", least if len(fewer) == 1 < len(made) - 1 else None, text, ranks)
+    return RankError("uneven", least if len(fewer) == 1 < len(made) - 1 else None, text, ranks)
 
 
 def without_effect(w: Whereabouts, ranks: list[Whereabouts]) -> RankError:
     """A rank has called a collective on a group of others; torch warns, and does nothing."""
     calls = "\n".join(f"rank {w.rank} {fact}" for fact in oddities(w))
     text = f"{calls}\ntorch leaves its tensor as it was, and only warns. Let the members of the group call it, alone."
-    return RankError("raised", w.rank, text, ranks)
+    return RankError("outside-group", w.rank, text, ranks)

@@ -41,7 +41,7 @@ def give(board: Bulletin, note: Note, timeout_s: float) -> bool:
     if (first or not board.wait_told(ANSWER_S)) and board.may_tell():
         board.wait_for_all(ANSWER_S)  # other hosts speak for their silent ranks now
         if error := explain(timeout_s, board.notes()):
-            say(f"RankError: {error.report}")
+            say(f"RankError: {error.report}\n{error.log_line}")
         board.set_told()
     told = board.wait_told(ANSWER_S)
     for rank in spoke_for:

@@ -79,7 +79,7 @@ def run_program(program: Program, config: Any, place: Place, as_json: bool = Fal
         return fail(str(error))
     except RankError as error:
         told = error.error_type in [known.__name__ for known in SENTENCES]
-        return fail(error.message if told else error.report)
+        return fail(error.message if told else f"{error.report}\n{error.log_line}")
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps([asdict(result) for result in results]) if as_json else program.summary(config, results))
     if not replicas_are_equal(results):

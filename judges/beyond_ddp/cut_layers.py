@@ -305,7 +305,8 @@ CUT_LAYERS = exercise(
         r"returned an incorrect number of gradients": "backward returns one value for each argument of forward",
         r"does not require grad and does not have a grad_fn|element 0 of tensors": "the output has lost its way back: "
         "no detach and no no_grad in forward",
-        r"different sizes|waited in|never entered": "every rank calls all_reduce once forward and once backward; here "
+        "absent|sizes; limit: waited in; disagree: different sizes": "every rank calls all_reduce once forward and "
+        "once backward; here "
         "one rank skips it",
         r"mat1 and mat2|shapes cannot be multiplied|size mismatch": "torch stores a weight as (outputs, inputs)",
         r"modified by an inplace operation|view of a leaf|a leaf Variable that requires grad": "autograd still needs "

@@ -258,11 +258,12 @@ SHARDED_STEP = exercise(
         r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), "
         "or torch.no_grad()",
         r"has no attribute 'param_groups'|has no attribute 'zero_grad'": "the optimizer here has step() alone",
-        r"(?s)disagree about collective.*called broadcast.*called broadcast": "every rank calls each broadcast, the "
+        "disagree: (?s)called broadcast.*called broadcast": "every rank calls each broadcast, the "
         "owner and the receivers, in one order and with one shape",
         r"waited in": "a rank waits in a collective that another one never calls: every rank calls each broadcast, the "
         "owner and the receivers",
-        r"(?i)different sizes|enforce fail|Connection closed|size mismatch|same shape|same size": "the ranks sent "
+        "sizes; disagree: different sizes; (?i)enforce fail|Connection closed|size mismatch|same shape|same size": ""
+        "the ranks sent "
         "tensors of different sizes; a broadcast needs a tensor of one shape on every rank, and an all_gather the same "
         "size from every rank",
     },

@@ -192,8 +192,7 @@ REPAIR = exercise(
         "file": ("rank 0 alone writes the weights", 1, file, "run"),
     },
     hints={
-        r"never entered|no result after|lost the connection": "a collective that not every rank calls; a barrier "
-        "within `if rank == 0`, perhaps",
+        "absent|limit|cut-off": "a collective that not every rank calls; a barrier within `if rank == 0`, perhaps",
         r"has no attribute 'set_epoch'": "set_epoch is the sampler's: sampler.set_epoch(epoch)",
     },
 )

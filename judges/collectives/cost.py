@@ -140,7 +140,7 @@ COST = exercise(
     },
     refused=tuple(f"ddp_course.collectives.{name}" for name in ("ring_seconds", "tree_seconds", "crossover_bytes")),
     hints={
-        r"no result after": "an endless loop, or one over the ranks or their messages: W may be hundreds of millions, "
+        "limit": "an endless loop, or one over the ranks or their messages: W may be hundreds of millions, "
         "so multiply, and count doublings",
         r"ZeroDivisionError": "one rank has nothing to send: all three are 0, and nothing may be divided by it",
         r"math domain error|expected a positive input": "the logarithm of 0 does not exist; one rank takes no rounds",

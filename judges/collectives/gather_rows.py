@@ -151,9 +151,9 @@ GATHER_ROWS = exercise(
         "not fit into what they are written to; pad to the largest number of rows among the ranks",
         r"Sizes of tensors must match|must have the same number of dimensions|expected a non-empty|empty": "a rank may "
         "have no rows; keep two dimensions, (0, columns), also then",
-        r"disagree about collective|never entered|lost the connection": "one rank skips a collective that the others "
+        "disagree|absent|cut-off": "one rank skips a collective that the others "
         "wait in; a rank without rows must join all of them, too",
-        r"no result after|[Tt]imed out": "the ranks wait for each other: each must call the same collectives, as often "
+        "limit; [Tt]imed out": "the ranks wait for each other: each must call the same collectives, as often "
         "as the others; a rank without rows, and the last one, must join them, too",
     },
 )

@@ -135,12 +135,15 @@ RING = exercise(
         *(f"ddp_course.collectives.{name}" for name in COURSES_OWN),
     ),
     hints={
-        r"(?s)(no result after|imed out|waited).*(dist\.|[^i])send\(": "every rank waits in send until its neighbour "
+        r"limit|absent|stuck|store: (dist\.|[^i])send\(; (?s)imed out.*(dist\.|[^i])send\(": "every rank waits in "
+        "send until its neighbour "
         "receives, and none gets to receive. Post isend and irecv first and wait for both afterwards, or let one rank "
         "receive first",
-        r"(?s)(no result after|imed out|waited).*(dist\.|[^i])recv\(": "ranks wait in recv for a message that nobody "
+        r"limit|absent|stuck|store: (dist\.|[^i])recv\(; (?s)imed out.*(dist\.|[^i])recv\(": "ranks wait in recv for "
+        "a message that nobody "
         "sends: if all receive first, none gets to send; and both sides must take as many steps",
-        r"different sizes|doesn't match expected size|op\.preamble": "a message is longer than the memory that it goes "
+        r"sizes; disagree: different sizes; doesn't match expected size|op\.preamble": "a message is longer than the "
+        "memory that it goes "
         "to: in each step both sides must mean the same chunk, in the tensor's own dtype",
         r"index out of range|not enough values to unpack": "chunk() and split() may give fewer chunks than ranks; "
         "tensor_split(W) always gives W, some of them empty",
@@ -152,9 +155,9 @@ RING = exercise(
         "the end",
         r"Number of elements|size of tensor|must match the size": "the tensors that are added differ in size: in each "
         "step both sides must mean the same chunk",
-        r"never entered|waited in barrier": "one rank skips a barrier, or ends early, while the others wait; look for "
+        "absent; limit: waited in barrier": "one rank skips a barrier, or ends early, while the others wait; look for "
         "a branch on the rank",
-        r"no result after|[Tt]imed out|waited": "the ranks wait for each other: each message needs a send and a "
+        "limit; [Tt]imed out|waited": "the ranks wait for each other: each message needs a send and a "
         "receive; every rank, also the last, must take 2(W-1) steps",
     },
 )

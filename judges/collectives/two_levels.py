@@ -143,12 +143,12 @@ TWO_LEVELS = exercise(
     },
     refused=("ddp_course.groups.split_group",),
     hints={
-        r"different sizes|must be the same size|outputShape|invalid tensor size|match expected size": "reduce_scatter "
-        "gives each of the node's ranks 1/k of the tensor; its output has numel // k elements",
+        "sizes; disagree: different sizes; must be the same size|outputShape|invalid tensor size|expected size": ""
+        "reduce_scatter gives each of the node's ranks 1/k of the tensor; its output has numel // k elements",
         r"not part of group|not part of": "a group is used by a rank that is not in it; keep those that hold this rank",
         r"UnboundLocalError|cannot access local variable": "some rank found no group of its own; every rank is in one "
         "node's group and in one of its local rank",
-        r"no result after|never entered|imed out": "some ranks of a group wait in a collective that another one skips; "
+        "limit|absent; imed out": "some ranks of a group wait in a collective that another one skips; "
         "every rank of it must call it, the last one, too",
     },
 )

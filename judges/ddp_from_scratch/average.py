@@ -220,10 +220,11 @@ AVERAGE = exercise(
         r"'NoneType' object has no attribute|unsupported operand.*NoneType|NoneType.*not subscriptable|"
         r"got NoneType|found None|cannot be None|\(NoneType": "a parameter without a gradient has .grad None: frozen, "
         "or not used on this rank; think of both",
-        r"(?s)never entered|lost the connection|disagree about collective|no result after.*waited in": "the ranks do "
+        "absent|cut-off|disagree; limit: waited in": "the ranks do "
         "not call the same collectives: a gradient that is None on one rank is there on another, or there is a branch "
         "on the rank; let the ranks first agree on who has what",
-        r"(?i)different sizes|enforce fail|Connection closed": "the ranks sent tensors of different sizes: a gradient "
+        "sizes; disagree: different sizes; (?i)enforce fail|Connection closed": "the ranks sent tensors of different "
+        "sizes: a gradient "
         "is None on one rank and there on another; all must call the same collectives",
     },
 )

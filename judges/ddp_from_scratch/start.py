@@ -22,11 +22,12 @@ from judges.ddp_from_scratch.nets import TOLERANCE, WORLDS, Values
 BIG = 2**53 + 1  # the first whole number that float64 cannot hold
 AWAY = "this rank took part in no collective: dist.broadcast must be called by every rank, also by receivers"
 HINTS = {
-    r"(?s)no result after.*waited in": "some ranks wait in a collective that another one skips, or calls at another "
+    "limit: waited in": "some ranks wait in a collective that another one skips, or calls at another "
     "place; look for a branch on the rank, or on what only this rank has",
     r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), or "
     "torch.no_grad()",
-    r"(?i)different sizes|enforce fail|Connection closed": "the ranks sent tensors of different sizes, or in another "
+    "sizes; disagree: different sizes; (?i)enforce fail|Connection closed": "the ranks sent tensors of different "
+    "sizes, or in another "
     "order; all must call the same collectives",
 }
 READY = (

@@ -161,7 +161,7 @@ UNEVEN = exercise(
         r"StopIteration": "next(batches, None) gives None at the end",
         r"with Join\(": "within Join, a rank that is done answers only DDP's collectives: move your own after the "
         "`with`; and all batches are to be used up within it",
-        r"never entered|no result after|lost the connection|disagree about collective|different sizes": "a rank "
+        "absent|limit|cut-off|disagree|sizes": "a rank "
         "without a batch must take part in the collectives until no rank has one, and no longer; ask before each step "
         "who has one, or use Join",
     },

@@ -266,7 +266,7 @@ VALIDATION = exercise(
         "mode": ("every step is in training mode", 1, mode, "one two"),
     },
     hints={
-        r"never entered|no result after|lost the connection|disagree about collective|different sizes": "rank 0 does "
+        "absent|limit|cut-off|disagree|sizes": "rank 0 does "
         "something that the others do not: a collective, a forward of `replica`, which broadcasts the running "
         "statistics also in a validation, or a `break`; or each rank stops by the loss of its own rows",
     },

@@ -285,7 +285,7 @@ BACKGROUND = exercise(
     },
     refused=("ddp_course.checkpoint.folder.Checkpointer", "torch.distributed.checkpoint.async_save"),
     hints={
-        r"no result after": "a wait that never ends: a thread that does not end, or a lock that is not given back",
+        "limit": "a wait that never ends: a thread that does not end, or a lock that is not given back",
         r"TypeError.*write\(\)|missing 1 required": "write takes two arguments: write(state, step)",
     },
 )

@@ -153,7 +153,7 @@ CADENCE = exercise(
     },
     hints={
         r"ZeroDivisionError": "there is at least one step between two saves: max(1, ...)",
-        r"no result after": "do not try every number of steps; a root says where to look",
+        "limit": "do not try every number of steps; a root says where to look",
         r"missing \d required|takes \d+ positional": "the five arguments come in the order of the text",
     },
 )

@@ -311,9 +311,9 @@ RESUME = exercise(
         r"(?s)killed by SIGSEGV.*set_rng_state": "torch.set_rng_state reads memory from its beginning, also when it is "
         "given a row of a larger tensor: give it a clone",
         r"Missing key|Unexpected key": "save and load run.model.module.state_dict(), the bare model's names",
-        r"never entered|disagree about|lost the connection": "a collective that not every rank calls, as within "
+        "absent|disagree|cut-off": "a collective that not every rank calls, as within "
         "`if rank == 0`: every rank must take part in a gather, and train as many steps",
-        r"no result after": "a loop that never reaches `steps`, or a collective that not every rank calls",
+        "limit": "a loop that never reaches `steps`, or a collective that not every rank calls",
         r"No such file|FileNotFoundError": "on the first start the folder is empty; then begin at step 0",
     },
 )

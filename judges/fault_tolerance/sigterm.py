@@ -268,7 +268,7 @@ SIGTERM = exercise(
         r"signal only works in main thread": "set the handler in the function itself, not in a thread",
         r"exit status|raised SystemExit": "the process is ended, so the others wait for it; return the status instead "
         "of leaving",
-        r"never entered|lost the connection|disagree about|no result after": "every rank must take part when the ranks "
+        "absent|cut-off|disagree|limit": "every rank must take part when the ranks "
         "agree, after every step; an endless loop ends nothing either",
     },
 )

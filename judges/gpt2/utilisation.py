@@ -178,7 +178,7 @@ UTILISATION = exercise(
     },
     refused=("ddp_course.gpt.flops_per_token", "ddp_course.metrics.each_rank", "ddp_course.metrics.mean_over_ranks"),
     hints={
-        r"(?s)disagree about|no result after.*waited in (all_reduce|barrier|broadcast|reduce|all_gather)": "some ranks "
+        "disagree; limit: waited in (all_reduce|barrier|broadcast|reduce|all_gather)": "some ranks "
         "wait in a collective that another one skips; look for a branch on the rank",
     },
 )

@@ -203,7 +203,7 @@ COMPRESS = exercise(
         r"must match the size|size of tensor": "DDP plans its buckets again after the first step, so bucket 0 has "
         "another size then; begin with zeros",
         r"SIGSEGV": "the hook returns None, which ends the process; it must return a future",
-        r"no result after": "the future is never complete, or there is an endless loop; see work.get_future()",
+        "limit": "the future is never complete, or there is an endless loop; see work.get_future()",
         r"Communication hook|comm hook|callback|[Ff]uture|return": "the hook returns a future of one tensor: "
         "work.get_future().then(function of the future)",
     },

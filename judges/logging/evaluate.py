@@ -187,7 +187,8 @@ EVALUATE = exercise(
     hints={
         r"max\(\): Expected reduction dim|numel\(\) == 0|empty tensor": "a rank may have no rows, and nothing is the "
         "largest of none; let it bring -inf",
-        r"different sizes|(?i:mismatch)": "all_reduce adds tensors of one shape, but ranks have different numbers of "
+        "sizes; disagree: different sizes; (?i:mismatch)": "all_reduce adds tensors of one shape, but ranks have "
+        "different numbers of "
         "rows; send sums and counts",
         **SKIPPED,
     },

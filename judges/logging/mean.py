@@ -81,7 +81,8 @@ MEAN = exercise(
         r"raised (ValueError|ZeroDivisionError|AssertionError)": "other ranks have rows here, so there is a mean; a "
         "rank without rows sends a sum of 0 and a count of 0, and looks at the count over all ranks, which all_reduce "
         "brings to every rank",
-        r"different sizes|(?i:mismatch)": "all_reduce adds tensors of one shape, but ranks have different numbers of "
+        "sizes; disagree: different sizes; (?i:mismatch)": "all_reduce adds tensors of one shape, but ranks have "
+        "different numbers of "
         "rows; send sum and count",
         **SKIPPED,
     },

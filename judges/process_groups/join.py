@@ -155,14 +155,14 @@ JOIN = exercise(
         r"path missing": "file:// wants the absolute path after it, so three strokes in all; path is one already",
         r"environment variable|env://": "no launcher set the variables here; meet at the file: "
         'init_method=f"file://{path}"',
-        r"(?s)no result after.*init_process_group": "the ranks wait for each other in init_process_group; every rank "
+        "limit: init_process_group": "the ranks wait for each other in init_process_group; every rank "
         "must give the same file (file:// and its absolute path), the same world size and its own rank",
         r"(?i)rank < size|rank.* out of range": "every rank must be below the world size; give both as the function "
         "was given them",
         r"(?i)timed? ?out.*(rank|client|store|key)": "not all ranks came to the meeting; same file, same world size, "
         "own rank?",
         # On a busy machine this may be seen before the error of a rank that does not fit the world.
-        r"never entered|lost the connection": "one rank skips a collective that the others wait in, or ends its group "
+        "absent|cut-off": "one rank skips a collective that the others wait in, or ends its group "
         "first, or the world has another size than the function was given: every rank must be below the world size",
     },
 )

@@ -213,6 +213,7 @@ ADVANTAGES = exercise(
     },
     refused=("ddp_course.train.rollouts.advantages",),
     hints={
-        r"different sizes|(?i:mismatch)": "ranks have different numbers of rows: reduce sums and counts, not rows",
+        "sizes; disagree: different sizes; (?i:mismatch)": "ranks have different numbers of rows: reduce sums and "
+        "counts, not rows",
     },
 )

@@ -187,6 +187,6 @@ EFFICIENCY = exercise(
     hints={
         r"ZeroDivisionError": "nothing is left to divide by; is the warm-up cut from the steps of each round?",
         r"missing \d required|takes \d+ positional": "the six arguments come in the order of the text",
-        r"no result after": "nothing here needs a loop without an end",
+        "limit": "nothing here needs a loop without an end",
     },
 )

@@ -240,6 +240,6 @@ STEP = exercise(
         r"iterable argument is empty|max\(\) arg is an empty|IndexError": "there may be no bucket at all",
         r"ZeroDivisionError": "one rank sends nothing: no ring, no division",
         r"missing \d required|takes \d+ positional": "the eight arguments come in the order of the text",
-        r"no result after": "walk from event to event, not in small steps of time",
+        "limit": "walk from event to event, not in small steps of time",
     },
 )

@@ -128,7 +128,7 @@ REPLICAS = exercise(
         "kept": ("the model is left alone", 1, all_of(kept, speaks()), _on_all(*KINDS)),
     },
     hints={
-        r"never entered|disagree about collective|lost the connection": "a rank went on without the others; one that "
+        "absent|disagree|cut-off": "a rank went on without the others; one that "
         "has found a difference must still call every collective",
     },
 )

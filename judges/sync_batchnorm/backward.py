@@ -156,8 +156,7 @@ BACKWARD = exercise(
         "weight, bias, and None for eps",
         r"returned an invalid gradient at index|incompatible with": "each gradient has the shape of its argument; the "
         "order is x, weight, bias, eps",
-        r"never entered|disagree about collective|waited in": "every rank calls all_reduce in backward, also one "
-        "without rows",
+        "absent|disagree; limit: waited in": "every rank calls all_reduce in backward, also one without rows",
     },
     refused=(
         *("torch.nn.SyncBatchNorm", "ddp_course.parallel.syncbn.SyncBatchNorm"),

@@ -207,7 +207,7 @@ LAYER = exercise(
         "images": ("so it is for images", 1, all_of(outputs, followed, evaluated), "images"),
     },
     hints={
-        r"never entered|disagree about collective|waited in": "in training every rank must call the same collectives, "
+        "absent|disagree; limit: waited in": "in training every rank must call the same collectives, "
         "whatever its rows are",
         r"must match the size of tensor|not broadcastable|shape .* is invalid for input": "a value per channel, (C,), "
         "must be viewed as (1, C, 1, 1) to fit images",

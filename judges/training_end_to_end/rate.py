@@ -225,5 +225,5 @@ RATE = exercise(
         "pure": ("asked again, in another order", 1, pure, "all"),
     },
     refused=("ddp_course.train.schedule.share_of_rate",),
-    hints={r"no result after": "a loop that never ends; the rate is a formula, no loop is needed"},
+    hints={"limit": "a loop that never ends; the rate is a formula, no loop is needed"},
 )

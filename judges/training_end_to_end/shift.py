@@ -220,7 +220,7 @@ SHIFT = exercise(
     },
     refused=("ddp_course.data.augment.draw", "ddp_course.data.augment.changed"),
     hints={
-        r"no result after": "a loop that never ends; each row takes some millionths of a second",
+        "limit": "a loop that never ends; each row takes some millionths of a second",
         r"unhashable|must be an integer|expected int": "seed, epoch, row and most are ints; mix them into one int",
     },
 )

@@ -222,8 +222,8 @@ STEP = exercise(
         "take the course's",
         r"expected scalar type|must have the same dtype|same dtype": "do not cast the rows or the model yourself; "
         "autocast does it",
-        r"never entered|disagree about|lost the connection": "a collective that not every rank calls: "
+        "absent|disagree|cut-off": "a collective that not every rank calls: "
         "every rank must run each piece, and reduce each loss",
-        r"no result after": "a collective that not every rank calls, or a loop that never ends",
+        "limit": "a collective that not every rank calls, or a loop that never ends",
     },
 )

@@ -19,7 +19,9 @@ RULE = "Every rank must call the same collectives, in the same order, with the s
 GLOO_ENDED_IT = f"""ranks brought tensors of different sizes to one collective, and gloo ended rank 0: \
 rank 0 called all_reduce #1 (float [4], 16 B); rank 1 called all_reduce #1 (float [4], 16 B); \
 rank 2 called all_reduce #1 (float [3], 12 B)
-{RULE}"""
+{RULE}
+ddp-course: {{"code": "sizes", "rank": null, "calls": {{"0": "all_reduce #1 (float [4], 16 B)", \
+"1": "all_reduce #1 (float [4], 16 B)", "2": "all_reduce #1 (float [3], 12 B)"}}}}"""
 
 IN_THE_LOOP = f"""ranks disagree about collective #4: rank 0 called all_reduce #4 (float [2], 8 B); \
 rank 1 called all_reduce #4 (float [10], 40 B)
@@ -27,28 +29,33 @@ rank 1 called all_reduce #4 (float [10], 40 B)
 
 Where the ranks were:
   rank 0  gave up in all_reduce #4 (float [2], 8 B); train.py, line 7, in evaluate: dist.all_reduce(right)
-  rank 1  gave up in all_reduce #4 (float [10], 40 B); train.py, line 21, in step: loss.backward()"""
+  rank 1  gave up in all_reduce #4 (float [10], 40 B); train.py, line 21, in step: loss.backward()
+ddp-course: {{"code": "sizes", "rank": null, "calls": {{"0": "all_reduce #4 (float [2], 8 B)", \
+"1": "all_reduce #4 (float [10], 40 B)"}}}}"""
 
 ALL_SAVE = """rank 1 never entered barrier #4; the others waited 5 s
   rank 1 was at train.py, line 30, in save: torch.save(state, path)
 
 Where the ranks were:
   rank 0  gave up in barrier #4; train.py, line 31, in save: dist.barrier()
-  rank 1  was running; last collective all_reduce #3; train.py, line 30, in save: torch.save(state, path)"""
+  rank 1  was running; last collective all_reduce #3; train.py, line 30, in save: torch.save(state, path)
+ddp-course: {"code": "absent", "rank": 1, "op": "barrier", "number": 4}"""
 
 TOLD_BY_A_COMMENT = """rank 1 never entered all_reduce #4; the others waited 5 s
   rank 1 had returned
 
 Where the ranks were:
   rank 0  gave up in all_reduce #4; train.py, line 31, in step: dist.all_reduce(g)  # before we validate and save
-  rank 1  had returned"""
+  rank 1  had returned
+ddp-course: {"code": "absent", "rank": 1, "op": "all_reduce", "number": 4}"""
 
 FOREVER = """rank 1 never entered all_reduce #9; the others waited 5 s
   rank 1 was at train.py, line 8, in train: while busy():
 
 Where the ranks were:
   rank 0  gave up in all_reduce #9; train.py, line 9, in train: loss.backward()
-  rank 1  was running; last collective all_reduce #8; train.py, line 8, in train: while busy():"""
+  rank 1  was running; last collective all_reduce #8; train.py, line 8, in train: while busy():
+ddp-course: {"code": "absent", "rank": 1, "op": "all_reduce", "number": 9}"""
 
 RAN_OUT = """rank 2 never entered all_reduce #9; the others waited 5 s
   rank 2 had returned
@@ -56,13 +63,15 @@ RAN_OUT = """rank 2 never entered all_reduce #9; the others waited 5 s
 Where the ranks were:
   rank 0  gave up in all_reduce #9; train.py, line 9, in train: loss.backward()
   rank 1  gave up in all_reduce #9; train.py, line 9, in train: loss.backward()
-  rank 2  had returned"""
+  rank 2  had returned
+ddp-course: {"code": "absent", "rank": 2, "op": "all_reduce", "number": 9}"""
 
 BESIDE_A_QUEUE = """rank 1 of 2 raised KeyError: 'label'
 
 Where the ranks were:
   rank 0  was running; train.py, line 5, in feed: batch = queue.get()
-  rank 1  raised KeyError; train.py, line 9, in train: row["label"]"""
+  rank 1  raised KeyError; train.py, line 9, in train: row["label"]
+ddp-course: {"code": "raised", "rank": 1, "error": "KeyError: 'label'"}"""
 
 TORCHRUN = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
@@ -89,8 +98,10 @@ ValueError: sample 17 has no label"""
 NO_SHM = "[0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-pZafXL to 7340384 bytes"
 NO_SHM_2 = "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-pZafXL (size 7340384)"
 FORKED = "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must"
-IN_A_CHILD = "no result after 5 s (limit_s) from rank 1\n  rank 1 was running; a.py, line 3, in f: child.join()"
-LOOPING = "no result after 5 s (limit_s) from rank 1\n  rank 1 was running; a.py, line 3, in f: x = compute(x)"
+IN_A_CHILD = "no result after 5 s (limit_s) from rank 1\n  rank 1 was running; a.py, line 3, in f: child.join()\n"
+IN_A_CHILD += 'ddp-course: {"code": "limit", "rank": 1}'
+LOOPING = "no result after 5 s (limit_s) from rank 1\n  rank 1 was running; a.py, line 3, in f: x = compute(x)\n"
+LOOPING += 'ddp-course: {"code": "limit", "rank": 1}'
 PREFIX = 'Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "a.weight".\n\t'
 PREFIX += 'Unexpected key(s) in state_dict: "module.a.weight".'
 
@@ -140,7 +151,7 @@ def test_a_log_of_torchruns_with_its_words_before_each_line():
 def test_what_names_nobody_is_not_guessed(text, word):
     found = recognise(text)
     assert (found.fault, found.rank) == (None, None) and word in found.evidence
-    reported = f"rank 0 of 2 raised DistBackendError: {text}\n\nstory"  # as `launch` passes it on
+    reported = f'{text}\nddp-course: {{"code": "raised", "rank": 0, "error": "DistBackendError: {text}"}}'
     assert recognise(reported).fault is None
 
 

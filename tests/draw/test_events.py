@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from ddp_course.diagnose.flight import Dump
-from ddp_course.diagnose.logs import Log
+from ddp_course.diagnose.log_lines import Log
 from ddp_course.draw import events
 from ddp_course.draw.events import Event
 from ddp_course.scaling.spans import Span

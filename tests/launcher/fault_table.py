@@ -28,7 +28,7 @@ class Fault:
         culprits: the ranks that can fairly be named; empty when no rank can.
         operation: a regular expression that a good report contains; for a rank that fails by itself, its error.
         cannot_tell: an honest report may name no rank.
-        kind: the error's, where it is certain.
+        code: the error's, where it is certain.
         says: sentences of the report, word for word.
         returns: the values by rank, for a program without a bug.
         timeout_s: the longest that a rank may wait in a collective.
@@ -39,7 +39,7 @@ class Fault:
     culprits: set[int]
     operation: str = ""
     cannot_tell: bool = False
-    kind: str = ""
+    code: str = ""
     says: tuple[str, ...] = ()
     returns: list | None = None
     timeout_s: float = 2.0
@@ -92,8 +92,8 @@ def judge(fault: Fault, error: RankError | None, values: list | None) -> tuple[s
     if not re.search(fault.operation, text):
         lacks.append(f"/{fault.operation}/")
     lacks += [sentence for sentence in fault.says if sentence not in text]
-    if fault.kind not in ("", error.kind):
-        lacks.append(f"the kind {fault.kind}, found {error.kind}")
+    if fault.code not in ("", error.code):
+        lacks.append(f"the code {fault.code}, found {error.code}")
     if not fault.shows_line(error.report):
         lacks.append(" or ".join(f"{file}:{number}" for file, number in fault.lines))
     if lacks:

@@ -30,7 +30,7 @@ from tests.launcher.fault_table import fault
 # --- A rank raises ----------------------------------------------------------------------------------
 
 
-@fault(4, {2}, "mat1 and mat2", kind="raised", says=("rank 2 of 4 raised",))
+@fault(4, {2}, "mat1 and mat2", code="raised", says=("rank 2 of 4 raised",))
 def raises_in_the_middle(rank: int, world_size: int) -> float:
     """Rank 2 alone has a batch of 7 features."""
     features = 7 if rank == 2 else 8
@@ -184,7 +184,7 @@ def loader_worker_dies(rank: int, world_size: int) -> None:
         dist.all_reduce(batch)
 
 
-@fault(3, {1}, "SystemExit|sys.exit|exit", kind="raised", says=("rank 1 of 3 raised SystemExit",))
+@fault(3, {1}, "SystemExit|sys.exit|exit", code="raised", says=("rank 1 of 3 raised SystemExit",))
 def exits_early(rank: int, world_size: int) -> None:
     """Rank 1 leaves its loop by sys.exit()."""
     for step in range(4):
@@ -202,7 +202,7 @@ def quits(rank: int, world_size: int) -> None:
     dist.barrier()
 
 
-@fault(3, {2}, "(?i)exit|died", kind="died", says=("rank 2 of 3 died: it ended itself with exit status 0",))
+@fault(3, {2}, "(?i)exit|died", code="died", says=("rank 2 of 3 died: it ended itself with exit status 0",))
 def leaves_by_os_exit(rank: int, world_size: int) -> None:
     """Rank 2 is gone, with status 0 and no message."""
     if rank == 2:
@@ -210,7 +210,7 @@ def leaves_by_os_exit(rank: int, world_size: int) -> None:
     dist.barrier()
 
 
-@fault(3, {2}, "SIGKILL", kind="died", says=("rank 2 of 3 died: killed by SIGKILL",))
+@fault(3, {2}, "SIGKILL", code="died", says=("rank 2 of 3 died: killed by SIGKILL",))
 def killed_for_memory(rank: int, world_size: int) -> None:
     """Rank 2 is killed, as when memory runs out."""
     if rank == 2:
@@ -218,7 +218,7 @@ def killed_for_memory(rank: int, world_size: int) -> None:
     dist.all_reduce(torch.ones(4))
 
 
-@fault(2, {0}, "SIGTERM", kind="died", says=("rank 0 of 2 died: killed by SIGTERM",))
+@fault(2, {0}, "SIGTERM", code="died", says=("rank 0 of 2 died: killed by SIGTERM",))
 def terminated(rank: int, world_size: int) -> None:
     """Rank 0 is ended by a signal, as by a scheduler."""
     if rank == 0:
@@ -226,7 +226,7 @@ def terminated(rank: int, world_size: int) -> None:
     dist.all_reduce(torch.ones(4))
 
 
-@fault(2, {1}, "SIGSEGV", kind="died", says=("rank 1 of 2 died: killed by SIGSEGV",))
+@fault(2, {1}, "SIGSEGV", code="died", says=("rank 1 of 2 died: killed by SIGSEGV",))
 def bad_pointer(rank: int, world_size: int) -> None:
     """Rank 1 reads at address 0."""
     if rank == 1:
@@ -280,7 +280,7 @@ def threads_deadlock(rank: int, world_size: int) -> None:
     dist.all_reduce(torch.ones(4))
 
 
-@fault(3, {0}, "barrier", kind="hung", says=("rank 0 never entered barrier #1; the others waited 2 s",))
+@fault(3, {0}, "barrier", code="absent", says=("rank 0 never entered barrier #1; the others waited 2 s",))
 def loops_for_ever(rank: int, world_size: int) -> None:
     """Rank 0 steps over the number that would end its loop."""
     step = 0
@@ -289,7 +289,7 @@ def loops_for_ever(rank: int, world_size: int) -> None:
     dist.barrier()
 
 
-@fault(2, {1}, "all_reduce", kind="hung", says=("rank 1 did not answer",))
+@fault(2, {1}, "all_reduce", code="absent", says=("rank 1 did not answer",))
 def pattern_that_backtracks(rank: int, world_size: int) -> None:
     """Rank 1 is in C and never gives up the GIL."""
     line = "a" * 60 + ("!" if rank == 1 else "")
@@ -342,7 +342,7 @@ def waits_for_another_process(rank: int, world_size: int) -> None:
 # --- A result that cannot travel ----------------------------------------------------------------------
 
 
-@fault(2, {1}, "(?i)generator", kind="result", says=("returned a generator that cannot travel",))
+@fault(2, {1}, "(?i)generator", code="result", says=("returned a generator that cannot travel",))
 def returns_a_generator(rank: int, world_size: int):
     """A generator cannot be pickled."""
     losses = [torch.ones(1) for _ in range(3)]
@@ -363,7 +363,7 @@ class Log:
         return open_log, (self.path,)
 
 
-@fault(2, {1}, "(?i)result|pickl|travel", kind="result", says=("FileNotFoundError",))
+@fault(2, {1}, "(?i)result|pickl|travel", code="result", says=("FileNotFoundError",))
 def returns_what_cannot_be_unpickled(rank: int, world_size: int) -> object:
     """The result opens, where it is unpickled, a file that is not there."""
     dist.barrier()

@@ -68,7 +68,7 @@ def barrier_on_rank_0(rank: int, world_size: int) -> None:
         dist.barrier()  # fault: barrier_on_rank_0
 
 
-@fault(4, {1}, "barrier", kind="hung", says=("rank 1 never entered barrier #1 on subgroup",))
+@fault(4, {1}, "barrier", code="absent", says=("rank 1 never entered barrier #1 on subgroup",))
 def barrier_of_a_subgroup(rank: int, world_size: int) -> None:
     """Rank 1 is a member and leaves the barrier out; 3 is not one."""
     trainers = dist.new_group([0, 1, 2])  # rank 3 evaluates
@@ -145,7 +145,7 @@ def reports_its_error_by_a_collective(rank: int, world_size: int) -> None:
     3,
     {0},
     "all_reduce",
-    kind="hung",
+    code="absent",
     says=("ended a process group: faults_talking_on_ranks.py, line", "call dist.barrier() before it, on every rank"),
 )
 def leaves_the_group_early(rank: int, world_size: int) -> None:

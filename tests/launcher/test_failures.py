@@ -24,7 +24,7 @@ def failure_of(fn, world_size, args=(), timeout_s=20.0, **more) -> RankError:
 
 def test_the_rank_that_raised_leads_with_its_own_line_every_time():
     error, again = (failure_of(on_ranks.raise_on_one, 3) for _ in range(2))
-    assert (error.kind, error.rank, error.error_type) == ("raised", 1, "KeyError")
+    assert (error.code, error.rank, error.error_type) == ("raised", 1, "KeyError")
     assert str(error).startswith("rank 1 of 3 raised KeyError: 'missing weight'\n")
     assert 'in raise_on_one\n    raise KeyError("missing weight")' in str(error)
     assert "rank 0  waited in all_reduce #2 (float32 [2], 8 B)\n          on_ranks.py, line" in error.report
@@ -39,7 +39,7 @@ def test_the_rank_that_never_came_is_named_in_time():
     start = time.monotonic()
     error = failure_of(on_ranks.skip_third, 4, timeout_s=2.0)
     took_s = time.monotonic() - start
-    assert (error.kind, error.rank) == ("hung", 2)
+    assert (error.code, error.rank) == ("absent", 2)
     assert "rank 2 never entered all_reduce #3 (float32 [1000], 4.0 kB); the others waited 2 s" in str(error)
     assert "rank 2 had returned" in str(error)
     for rank in (0, 1, 3):
@@ -61,7 +61,7 @@ def test_a_rank_that_goes_on_after_it_said_where_it_is_is_asked_again():
 
 def test_an_endless_loop_ends_at_the_limit():
     error = failure_of(on_ranks.loop_forever, 2, limit_s=1.0)
-    assert (error.kind, error.rank) == ("hung", 1)
+    assert (error.code, error.rank) == ("limit", 1)
     assert "no result after 1 s (limit_s) from rank 1" in str(error)
     assert "in loop_forever: while rank == 1:" in str(error) or "in loop_forever: pass" in str(error)
 

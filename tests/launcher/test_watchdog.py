@@ -191,7 +191,7 @@ def alarm_in_the_second(rank, world_size):
 
 def test_notes_of_an_earlier_watchdog_are_not_read():
     error, output = failure_of(alarm_in_the_second, 3)
-    assert (error.kind, f"exit status {HUNG_STATUS}" in str(error)) == ("died", True)
+    assert (error.code, f"exit status {HUNG_STATUS}" in str(error)) == ("died", True)
     assert output.count("RankError: rank 2 never entered all_reduce #2 (float32 [2], 8 B)") == 1
     assert "in alarm_in_the_second: " in output
 
@@ -252,7 +252,7 @@ def store_is_gone(rank, world_size):
 
 def test_without_a_store_a_rank_speaks_for_itself():
     error, output = failure_of(store_is_gone, 2)
-    assert (error.kind, error.rank) == ("died", 0)
+    assert (error.code, error.rank) == ("died", 0)
     assert "rank 0 of 2 waited 1 s in all_reduce #1 (float32 [2], 8 B)\n  it was at test_watchdog.py, line" in output
     assert "store at 127.0.0.1:9 did not answer, so nothing is known of the other ranks" in output
 

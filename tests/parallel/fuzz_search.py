@@ -65,7 +65,7 @@ class Search:
         except RankError as error:
             self.end(case.world_size)
             self.pool(case.world_size).run(on_ranks.play_alone, (case,), limit_s=LIMIT_S)
-            return Difference(case, "hangs" if error.kind == "hung" else error.kind, error.report)
+            return Difference(case, error.code if error.code in ("raised", "died", "start") else "hangs", error.report)
         self.found.append(answers[0])
         different = [(rank, answer) for rank, answer in enumerate(answers) if answer.kind]
         if not different:

@@ -56,7 +56,7 @@ def rank_ended(config: Config, world_size: int, journal: Path, death: Death, **m
     settings = {"backend": "gloo", "start_method": "forkserver", "timeout_s": 30, "limit_s": 60, "quiet": True}
     with pytest.raises(RankError) as caught:
         launch(train_and_die, world_size, arguments(config, journal, death, **more), **settings)
-    assert (caught.value.kind, caught.value.rank) == ("died", death.rank), str(caught.value)
+    assert (caught.value.code, caught.value.rank) == ("died", death.rank), str(caught.value)
 
 
 def config_of(model: str, **settings) -> Config:

@@ -26,7 +26,7 @@ from ddp_course.grading.answer.fences import nobody_leaves_early, refused
 from ddp_course.grading.answer.kept import run_on_ranks
 from ddp_course.grading.answer.limits import patience
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
-from ddp_course.launcher import RankError
+from ddp_course.launcher import RankError, codes
 from ddp_course.launcher.packing import dumps
 
 LIMIT_S = 10.0  # for one run of an answer
@@ -35,17 +35,19 @@ MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 # What C++ prints when it aborts, which the report says better.
 _NOT_THE_ANSWERS = ("terminate called", "what():", "gloo::")
 
+_ENDED = ("raised", "died", "cut-off", "outside-group")  # and not waited: more may be run
+
 # Told by any exercise's check, after the exercise's own hints.
 _COMMON_HINTS = (
     (r"raised NotImplementedError", "this is not written yet; replace the line `raise NotImplementedError()`"),
     (r"raised SystemExit|exit status", "the function ends its process; remove exit(), sys.exit() or os._exit()"),
     (r"killed by SIGKILL", "the process was killed, most often because memory ran out"),
     (
-        r"never entered|lost the connection",
+        "absent|cut-off",
         "one rank skips a collective that the others wait in, or ends its group first; look for a branch on the rank",
     ),
-    (r"disagree about collective", "every rank must call the same collectives in the same order"),
-    (r"no result after", "an endless loop, or ranks that wait for each other"),
+    ("disagree", "every rank must call the same collectives in the same order"),
+    ("limit", "an endless loop, or ranks that wait for each other"),
 )
 
 
@@ -93,7 +95,7 @@ class Answer:
                 call = (driver, self.packed, self.exercise.refused, args)
                 return run_on_ranks(_call, world_size, call, init=init, limit_s=self.limit_s * patience(), fresh=fresh)
         except RankError as error:
-            if error.kind == "start":
+            if error.code == "start":
                 raise NotJudged(f"the ranks could not start: {error}") from None
             raise AnswerFailed(self._fault(error)) from None
         finally:
@@ -107,10 +109,11 @@ class Answer:
         # The time limit is no setting of the learner's.
         report = re.sub(r"; if a\s+rank was only slow, raise timeout_s", "", str(error))
         hints = (*self.exercise.hints, *_COMMON_HINTS)
-        cause = next((hint for pattern, hint in hints if re.search(pattern, report)), "")
+        cause = next((hint for pattern, hint in hints if codes.fits(pattern, error.code, report)), "")
         if error.error_type == "NotImplementedError":
             return Fault(cause=cause)
-        return Fault(report=report, cause=cause, goes_on=error.kind in ("raised", "died"))
+        ended = error.code in _ENDED or any(where.status == "died" for where in error.ranks)
+        return Fault(report=report, cause=cause, goes_on=ended)
 
 
 def _call(rank: int, world_size: int, driver: Callable, packed: bytes, names: tuple, args: tuple) -> Any:

@@ -52,7 +52,7 @@ class KeptRanks:
         except BaseException as error:
             pool.kill()
             if isinstance(error, RankError):
-                error.kind = "start"
+                error.code = "start"
             raise
         return pool
 

@@ -76,7 +76,8 @@ def exercise(
         checks: by key: what a learner reads, the points, what is expected, and of which cases: "unequal empty".
         within: a context around all runs, such as a folder of files; `rounds` gets what it gives as a second argument.
         refused: what does the task already.
-        hints: by pattern in a report, the likely cause; the first that fits is told.
+        hints: by code of a failure or pattern in its report (see `codes.fits`), the likely cause; the first that fits
+            is told.
     """
 
     def judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:

@@ -37,6 +37,7 @@ MESSAGES = {
         "stale-rendezvous": "Timed out initializing process group (world_size=2, worker_count=4)",
         "rendezvous-unreachable": "The client socket has timed out after 60000ms while trying to connect",
         "rendezvous-timeout": "RendezvousTimeoutError",
+        "install-failed": "ERROR: No matching distribution found for flash-attn==2.7.3",
         "libuv": "use_libuv was requested but PyTorch was built without libuv support",
         "versions-differ": "NCCL version mismatch",
         "driver-too-old": "CUDA driver version is insufficient for CUDA runtime version",

@@ -60,7 +60,8 @@ CAUSES = tuple(
         (
             "in-place-modification",
             r"modified by an inplace operation",
-            "two forwards before a backward change buffers in place: broadcast_buffers=False, or one forward for both",
+            "two forwards before a backward change buffers in place: one forward for both, or DDP with "
+            "forward_sync_buffers=False (until torch 2.12: broadcast_buffers=False)",
         ),
         (
             "shared-memory",

@@ -230,7 +230,7 @@ def in_torch(strategy: Strategy) -> str:
     """Say with what a strategy is made in torch."""
     over_data = (
         "DistributedDataParallel",
-        "DistributedDataParallel, with the optimizer in a ZeroRedundancyOptimizer",
+        "DistributedDataParallel, with the optimizer in a ZeroRedundancyOptimizer (no longer maintained)",
         "fully_shard(..., reshard_after_forward=False)",
         "fully_shard on each block, then on the model",
     )

@@ -70,7 +70,7 @@ def submit_parser() -> argparse.ArgumentParser:
     )
     cluster = parser.add_mutually_exclusive_group(required=True)
     cluster.add_argument("--slurm", action="store_true", help="a script for sbatch")
-    cluster.add_argument("--k8s", action="store_true", help="a PyTorchJob of the Kubeflow training operator, version 1")
+    cluster.add_argument("--k8s", action="store_true", help="a PyTorchJob of Kubeflow's training operator 1 (legacy)")
     parser.add_argument("--output", metavar="FILE", help="where to write (default: the standard output)")
     parser.add_argument("--checkpoint", required=True, metavar="FOLDER", help="a folder that all nodes see; absolute")
     parser.add_argument("--name", default="ddp-course", help="the job's name")

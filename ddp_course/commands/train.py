@@ -88,8 +88,8 @@ def of_gpt(config: gpt.GPTConfig, results: list[gpt.GPTResult]) -> str:
     took = first.steps - first.first_step
     lines.append(f"{took} steps took {first.seconds:.1f} s: {first.tokens_per_s:,.0f} tokens per second")
     lines.append(
-        f"model FLOPs utilisation {first.mfu:.0%}, of the {first.peak_flops / 1e9:,.0f} GFLOP/s that the ranks "
-        "reached here in a plain matrix product"
+        f"{first.mfu:.0%} of the {first.peak_flops / 1e9:,.0f} GFLOP/s that the ranks reached here in a plain matrix "
+        "product (not the MFU of a data sheet's peak)"
     )
     if first.stopped:
         lines.append(f"left after step {first.steps}, saved; go on with --resume")

@@ -61,7 +61,7 @@ CAUSES = tuple(
          "find_unused_parameters=True); TORCH_DISTRIBUTED_DEBUG=INFO tells its name"),
         ("in-place-modification",
          r"modified by an inplace operation",
-         "two forwards before a backward change buffers in place: broadcast_buffers=False, or one forward for both"),
+         "two forwards before a backward change buffers in place: forward_sync_buffers=False (before torch 2.13: broadcast_buffers), or one forward for both"),
         ("models-differ",
          r"DDP expects same model across all ranks|appears not to match (?:sizes|strides) of the same param",
          "the ranks have built different models: the same configuration and code on every rank, no branch on the rank before DDP"),

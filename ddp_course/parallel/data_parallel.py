@@ -8,8 +8,8 @@ replica's gradients home and adds them up on the original parameters.
 A device may be listed more than once: `["cpu"] * 4` are four virtual devices, and copies between them are really
 made. `Traffic` counts the bytes that leave or reach the master.
 
-Left out on purpose: packing small tensors into one message, copy streams, an output device other than the master,
-and ScriptModules, all of which torch's has.
+Left out on purpose: NCCL's broadcast and reduce, which torch's takes between distinct NVIDIA GPUs, packing small
+tensors into one message, copy streams, an output device other than the master, and ScriptModules.
 Read next: `naive.py`, where every device has a process and keeps its replica.
 """
 

@@ -44,7 +44,7 @@ class BucketedDDP(nn.Module):
         broadcast_buffers: the older name of the same; False also keeps each rank's buffers at construction.
         find_unused_parameters: allow parameters that take no part in a pass, at the price of a walk through the
             graph and one more all_reduce. A gradient that no rank has computed stays None.
-        gradient_as_bucket_view: let `param.grad` be the bucket's own memory, which saves a copy of all gradients.
+        gradient_as_bucket_view: let `param.grad` be the bucket's own memory, which saves the memory of all gradients.
     Raises:
         ValueError: nothing to train, or a layer with sparse gradients.
         RuntimeError: the models differ between ranks; gradients are missing (at the next forward or optimizer step).

@@ -8,8 +8,9 @@ A step takes several small batches, one after the other. Their gradients add up 
 backward pass lets DDP average them. Then every rank has the whole batch's gradient, cuts it to the same length, and
 takes the same step. Data, schedule and optimizer know their place by the step, so a killed run goes on with its bits.
 
-The speed is given as tokens per second of all ranks, and as model FLOPs utilisation (MFU): the arithmetic that the
-model needs, over what this machine reaches in a plain matrix product, measured by all ranks at the same time.
+The speed is given as tokens per second of all ranks, and as a utilisation (`mfu`): the arithmetic that the model
+needs, over what this machine reaches in a plain matrix product, measured by all ranks at the same time. (A paper's MFU
+divides by the peak of the data sheet.)
 
 Left out on purpose: packing by document, gradient checkpointing, and models that one rank cannot hold (`beyond/`).
 Read next: `tokens.py`, what is noted and saved of it.

@@ -15,7 +15,8 @@ from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary.expect import called, exercise
 from ddp_course.grading.vocabulary.play import Round, Seen
 
-NUMBERS = {"sgd": 2, "momentum": 3, "adam": 4}  # held for each parameter
+# Held for each parameter: itself, its gradient, the gradient's copy in DDP's bucket, the optimizer's running means.
+NUMBERS = {"sgd": 3, "momentum": 4, "adam": 5}
 FLOAT32 = 4  # bytes
 
 
@@ -93,8 +94,12 @@ def _cause(case: Case, found: Any, right: int | None) -> str:
         return "a number of ranks is whole; go up to the next one, and return an int"
     likely = []  # one number may come from two slips
     for slip, cause in (
-        (ranks_needed(case, held=2), "the optimizer's state is missing: "),
-        (ranks_needed(case, held=held - 1), "one number for each parameter is missing, such as the gradient: "),
+        (
+            ranks_needed(case, held=held - 1),
+            "one number for each parameter is missing, such as the gradient's copy in DDP's bucket: ",
+        ),
+        (ranks_needed(case, held=3), "the optimizer's state is missing: "),
+        (ranks_needed(case, held=held - 2), "two numbers for each parameter are missing, such as both gradients: "),
         (ranks_needed(case, held=1), "this counts the parameters alone: "),
         (ranks_needed(case, held=held / 4), "a float32 number has 4 bytes: "),
         (ranks_needed(case, held=0), "this counts the activations alone: "),

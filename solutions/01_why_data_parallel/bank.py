@@ -113,7 +113,7 @@ def exact_gradient(rank, world_size, model, x, y):
 
 FIT = """
 def ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):
-    fixed = parameters * 4 * {"sgd": 2, "momentum": 3, "adam": 4}[optimizer]
+    fixed = parameters * 4 * {"sgd": 3, "momentum": 4, "adam": 5}[optimizer]
     world_size = 1
     while world_size <= global_batch:
         rows = (global_batch + world_size - 1) // world_size
@@ -132,7 +132,7 @@ def ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_byte
         state = 1
     elif optimizer == "adam":
         state = 2
-    most_rows = (device_bytes - (2 + state) * 4 * parameters) // bytes_per_row
+    most_rows = (device_bytes - (3 + state) * 4 * parameters) // bytes_per_row
     if most_rows < 1:
         return None
     return math.ceil(global_batch / most_rows)
@@ -227,7 +227,7 @@ WRONG = [
         "01.3",
         "everything divided by the ranks",
         "def ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):\n"
-        "    held = {'sgd': 2, 'momentum': 3, 'adam': 4}[optimizer] * 4 * parameters\n"
+        "    held = {'sgd': 3, 'momentum': 4, 'adam': 5}[optimizer] * 4 * parameters\n"
         "    return -(-(held + global_batch * bytes_per_row) // device_bytes)\n",
         ("divided", "optimizer", "uneven", "never"),
         "each rank holds all of them",
@@ -236,27 +236,29 @@ WRONG = [
         "01.3",
         "parts of rows",
         "import math\n\ndef ranks_needed(parameters, optimizer, bytes_per_row, global_batch, device_bytes):\n"
-        "    left = device_bytes - {'sgd': 2, 'momentum': 3, 'adam': 4}[optimizer] * 4 * parameters\n"
+        "    left = device_bytes - {'sgd': 3, 'momentum': 4, 'adam': 5}[optimizer] * 4 * parameters\n"
         "    return math.ceil(global_batch * bytes_per_row / left) if left >= bytes_per_row else None\n",
         ("uneven",),
         "a device holds whole rows",
     ),
     *spoilt("01.3", FIT, [
-        ("gradients forgotten", "divided optimizer uneven never", "such as the gradient",
-         ('"sgd": 2, "momentum": 3, "adam": 4', '"sgd": 1, "momentum": 2, "adam": 3')),
+        ("DDP's copy of gradients forgotten", "divided optimizer uneven never", "the gradient's copy in DDP's bucket",
+         ('"sgd": 3, "momentum": 4, "adam": 5', '"sgd": 2, "momentum": 3, "adam": 4')),
+        ("both gradients forgotten", "divided optimizer uneven never", "such as both gradients",
+         ('"sgd": 3, "momentum": 4, "adam": 5', '"sgd": 1, "momentum": 2, "adam": 3')),
         ("shards rounded down", "uneven never", "the largest shard decides",
          ("(global_batch + world_size - 1) // world_size", "global_batch // world_size")),
         ("what fits exactly does not fit", "divided optimizer", "<=, not <",
          ("bytes_per_row <= device", "bytes_per_row < device")),
         ("one number is one byte", "divided optimizer uneven never",
-         "each rank holds 4 numbers of 4 bytes for each parameter", ("parameters * 4 *", "parameters *")),
+         "each rank holds 5 numbers of 4 bytes for each parameter", ("parameters * 4 *", "parameters *")),
         ("stops at 1024 ranks", "uneven", "it does fit", ("<= global_batch", "<= min(global_batch, 1024)")),
         ("never ends when it cannot fit", "never", "an endless loop",
          ("while world_size <= global_batch", "while True"), 1.0),
     ]),
     *spoilt("01.3", FIT_DIRECT, [
         ("optimizer state forgotten", "optimizer uneven never", "the optimizer's state is missing",
-         ("(2 + state)", "2")),
+         ("(3 + state)", "3")),
         ("a division by zero", "never", "ZeroDivisionError", ("    if most_rows < 1:\n        return None\n", "")),
         ("only an empty room is too small", "never", "not even one row fits", ("most_rows < 1", "most_rows == 0")),
         ("one byte more for each row", "divided optimizer", "<=, not <",

@@ -10,8 +10,10 @@ import pytest
 from tests.notebooks import execute
 
 LESSONS = sorted((execute.ROOT / "notebooks").glob("*.ipynb"))
+EXERCISES = sorted((execute.ROOT / "exercises").glob("*/*.ipynb"))
 MAX_BYTES = 400 * 1024
 MAX_CELL_LINES = 15
+MAX_COLUMNS = 88  # the site shows no more of a line
 MAX_UNCOMPARED = 0.20
 IGNORED = "nbval-ignore-output"
 KNOWN_TAGS = {IGNORED, "raises-exception"}
@@ -66,6 +68,12 @@ def test_cells_and_file_are_small(path):
     assert path.stat().st_size < MAX_BYTES
     for cell in cells_of(path, "code"):
         assert cell.source.count("\n") + 1 <= MAX_CELL_LINES, cell.source
+
+
+@pytest.mark.parametrize("path", LESSONS + EXERCISES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_no_code_line_is_cut_on_the_site(path):
+    wide = [line for cell in cells_of(path, "code") for line in cell.source.splitlines() if len(line) > MAX_COLUMNS]
+    assert not wide, "\n".join(wide)
 
 
 @each_lesson

@@ -271,7 +271,8 @@ FAULTS = (
         symptom="None. A contrastive loss falls more slowly with more ranks.",
         cause="dist.all_gather returns numbers without a history, so each rank's loss reaches its own rows only. Where "
         "every rank takes the loss of all rows, the mean over W ranks is 1/W of the gradient.",
-        cure="torch.distributed.nn.functional.all_gather, whose backward sends each rank its part.",
+        cure="torch.distributed.nn.functional.all_gather, whose backward sends each rank its part. Newer torch "
+        "calls it deprecated and names torch.distributed._functional_collectives.all_gather_single.",
         met_at="https://github.com/huggingface/accelerate/issues/1154",
         provoke=gather_numbers_without_history,
         fix=gather_with_history,

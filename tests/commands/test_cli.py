@@ -2,6 +2,8 @@
 
 import io
 import os
+import re
+import resource
 import runpy
 import shlex
 import subprocess
@@ -29,6 +31,40 @@ def test_help_names_every_command_and_needs_no_torch(monkeypatch, capsys):
     assert ended.value.code == 0
     told = capsys.readouterr().out
     assert all(f"\n  {word} " in told for word in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("argv", ["--help", "--version", "lint programs/ddp.py", "hint 03.2", "read README.md"])
+def test_what_needs_no_torch_answers_at_once(argv):
+    bare = [sys.executable, "-c", "pass"]
+    told = [sys.executable, "-X", "importtime", "-m", "ddp_course.cli", *argv.split()]
+    said = subprocess.run(told, capture_output=True, text=True, timeout=60, cwd=places.CHECKOUT)
+    assert said.stdout and "Traceback" not in said.stderr
+    assert not re.search(r"\| +(torch|nbformat|numpy)$", said.stderr, re.MULTILINE)
+    # 0.3 s of processor time where Python alone takes 0.025 s; with torch it was 3 s.
+    assert processor_time([sys.executable, *told[3:]]) < 12 * processor_time(bare)
+
+
+def processor_time(command: list[str]) -> float:
+    """The least of five runs: what a busy machine adds differs from run to run."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, timeout=60, cwd=places.CHECKOUT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(once() for _ in range(5))
+
+
+def test_names_that_import_torch_are_listed_and_found():
+    import ddp_course
+    from ddp_course import grading, launcher
+
+    for module in (ddp_course, launcher, grading):
+        assert set(module.__all__) <= set(dir(module))
+        assert all(getattr(module, name).__name__ == name for name in module.__all__)
+        assert not hasattr(module, "lunch")
+    assert ddp_course.launch is launcher.launch
 
 
 def test_every_word_has_a_file_and_every_file_a_word():

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from ddp_course.grading.answer.execute import SturdyClient, cell_role
 from ddp_course.grading.exercise import Exercise
-from ddp_course.grading.registry import LESSONS, answer_cell, exercises_of, find_exercise
+from ddp_course.grading.registry import answer_cell, exercises_of, find_exercise
 
 _CHECK = "from ddp_course.grading import check as _check\n_check({id!r}, {function}, seed={seed})"
 
@@ -29,12 +29,6 @@ def chosen_exercises(what: str) -> tuple[Exercise, ...]:
         ValueError: there is none.
     """
     return (find_exercise(what),) if "." in what else exercises_of(what)
-
-
-def notebook_of(what: str, root: Path) -> Path:
-    """Return where a learner finds the exercises of a lesson."""
-    folder = LESSONS[what.partition(".")[0]]
-    return root / "exercises" / folder / f"{folder}.ipynb"
 
 
 def check_notebook(

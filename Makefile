@@ -83,7 +83,7 @@ site: env  ## Build the site into out/site/: lessons with their stored outputs, 
 	$(BIN)/python -m sphinx -q -W --keep-going -d out/doctrees -c docs . out/site
 	@echo "open out/site/index.html"
 
-bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
+bench: env  ## Compare the ways to run a function on ranks: a table and JSON; about an hour.
 	$(ACTIVATED) $(BIN)/python benchmarks/run.py
 
 # GPU_PYTHON names a Python that has torch already, for a machine on which nothing can be installed.

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddp_course.launcher import failure_report, lines, packing, processes
+from ddp_course.launcher import failure_report, guard, lines, packing, processes
 from ddp_course.launcher.failure_report import RankError
 from ddp_course.launcher.relay import Relay
 from ddp_course.launcher.running_call import Call
@@ -59,6 +59,7 @@ class RankPool:
     @takes_settings
     def __init__(self, world_size: int, **settings: Any):
         self.settings = Settings.of(world_size, settings)
+        guard.end_rank_that_imports()
         self.world_size, self.backend = world_size, self.settings.backend
         self._calls = 0  # the start counts as call 0
         self._folder = Path(tempfile.mkdtemp(prefix="ddp_course_"))

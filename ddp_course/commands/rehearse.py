@@ -14,6 +14,7 @@ import os
 import sys
 import textwrap
 
+from ddp_course.cli import in_words
 from ddp_course.rehearsal.rehearse import Rehearsal, cause_of, rehearse
 
 
@@ -38,8 +39,8 @@ def main(argv: list[str]) -> int:
         found = rehearse(
             options.script, options.arguments, world_size=options.ranks, limit_s=options.limit, wait_s=options.wait
         )
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
-        print(f"{options.script}: cannot be rehearsed: {error}", file=sys.stderr)
+    except (OSError, SyntaxError, ValueError) as error:
+        print(f"{options.script}: cannot be rehearsed: {in_words(error)}", file=sys.stderr)
         return 2
     if options.json:
         told = {"findings": [each.as_json() for each in found.findings], "right": found.right, "unseen": found.unseen}

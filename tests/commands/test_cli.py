@@ -1,5 +1,6 @@
 """What the commands say, and the exit status they end with."""
 
+import errno
 import io
 import os
 import re
@@ -294,3 +295,48 @@ def test_replicas_that_differ_are_a_failure(by_hand, monkeypatch, capsys):
     monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "bb"))
     assert cli.main(["train"]) == 1
     assert "THE REPLICAS DIFFER: rank 0 aa, rank 1 bb" in capsys.readouterr().out
+
+
+# --- files that are not what they should be --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [
+        ("lint", "none.py", "there is no such file or folder"),
+        ("lint", "folder", "this is a folder, not a file"),
+        ("lint", "binary", "this is no text: it is not encoded as UTF-8"),
+        ("lint", "broken.py", "this is no Python: line 2, invalid syntax"),
+        ("lint", "locked", "you have no permission"),
+        ("rehearse", "none.py", "cannot be rehearsed: there is no such file or folder"),
+        ("rehearse", "binary", "cannot be rehearsed: this is no text: it is not encoded as UTF-8"),
+        ("read", "none.py", "there is no such file or folder"),
+        ("read", "locked", "you have no permission"),
+        ("check 03 --notebook", "folder", "this is a folder, not a file"),
+        ("check 03 --notebook", "locked", "you have no permission"),
+        ("drill --into", "binary/x", "a folder in this path is a file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_a_sentence_in_words(command, name, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(b"\x80\x02\xd0")
+    (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "locked").write_text("x = 1\n")
+
+    def refuse(path: Path, *args, **more):  # as for anybody but root, who may run these tests
+        if path.name == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **more)
+
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: refuse(path, encoding=encoding).read())
+    monkeypatch.setattr("nbformat.read", lambda path, as_version: refuse(path))
+    path = str(tmp_path / name)
+    assert cli.main([*command.split(), path]) == 2
+    assert [line for line in capsys.readouterr().err.splitlines() if said in line] == [f"{path}: {said}"]
+
+
+def test_an_error_that_is_not_of_a_file_keeps_its_traceback(monkeypatch):
+    with pytest.raises(OSError, match="no space"):
+        give(monkeypatch, OSError(errno.ENOSPC, "no space"))

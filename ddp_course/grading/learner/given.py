@@ -28,7 +28,7 @@ def solution(exercise: str) -> str:
     """Return the course's answer.
 
     Raises:
-        ValueError: there is no such exercise, or the course was given without solutions. RuntimeError: as `hint`.
+        ValueError: there is no such exercise. OSError: the course was given without solutions. RuntimeError: as `hint`.
     """
     # nbgrader's marks of what it takes out are for the source alone.
     return re.sub(r"(?m)^ *### (BEGIN|END) SOLUTION\n?", "", _cell("solutions", exercise, "answer"))
@@ -38,7 +38,7 @@ def tried(exercise: str) -> bool:
     """Return whether the learner's saved answer is another one than the empty one.
 
     Raises:
-        ValueError: there is no such exercise, or no notebook. RuntimeError: as `hint`.
+        ValueError: there is no such exercise. OSError: there is no notebook. RuntimeError: as `hint`.
     """
     answer = _cell("exercises", exercise, "answer")
     return _sources(notebook_of(exercise, learners_root())).get(answer_cell(exercise), "").strip() != answer.strip()
@@ -58,7 +58,5 @@ def _sources(path: Path) -> dict[str, str]:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         named = ((cell["metadata"].get("nbgrader", {}).get("grade_id"), cell["source"]) for cell in cells)
         return {name: "".join(source) for name, source in named if name}
-    except FileNotFoundError:
-        raise ValueError(f"there is no notebook at {path}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ValueError(f"{path} is not a notebook") from None

@@ -41,7 +41,7 @@ def check_notebook(
         say: is given the text to show, as soon as it is known.
         limits: settings of `SturdyClient`, such as `answer_timeout=30`.
     Raises:
-        ValueError: the file is not there, or is no notebook.
+        OSError: the file cannot be read. ValueError: it is no notebook.
     """
     notebook, tests = with_checks(read_notebook(path), exercises, seed)
     client = _Reporter(notebook, tests, say, resources={"metadata": {"path": str(path.parent)}}, **limits)
@@ -50,13 +50,17 @@ def check_notebook(
 
 
 def read_notebook(path: Path) -> NotebookNode:
-    """Read a notebook, or raise ValueError with one sentence."""
+    """Read a notebook.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is none.
+    """
     try:
         return nbformat.read(path, as_version=4)
-    except FileNotFoundError:
-        raise ValueError(f"there is no notebook at {path}") from None
-    except Exception as error:  # whatever is wrong with the file
-        raise ValueError(f"{path} is not a notebook: {str(error).splitlines()[0][:100]}") from None
+    except OSError:
+        raise
+    except Exception:  # whatever is wrong with what is in the file
+        raise ValueError(f"{path} is not a notebook") from None
 
 
 def with_checks(

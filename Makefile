@@ -75,7 +75,7 @@ notebooks: env  ## Run the lessons again and store what they print (LESSONS="not
 exercises: env  ## Generate exercises/ from solutions/.
 	$(ACTIVATED) $(BIN)/ddp-course release
 
-grade: $(call smallest,instructor)  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
+grade: $(call smallest,instructor)  ## Grade a class (SUBMISSIONS=folder): points, feedback and gradebook into class/. See INSTRUCTORS.md.
 	@test -n "$(SUBMISSIONS)" || { echo "Name the folder: make grade SUBMISSIONS=submitted (see INSTRUCTORS.md)"; exit 1; }
 	@$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
 

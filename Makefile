@@ -75,7 +75,7 @@ notebooks: env  ## Run the lessons again and store what they print (LESSONS="not
 exercises: env  ## Generate exercises/ from solutions/.
 	$(ACTIVATED) $(BIN)/ddp-course release
 
-grade: $(call smallest,instructor)  ## Grade a class (SUBMISSIONS=folder): points into the gradebook, feedback as HTML. See INSTRUCTORS.md.
+grade: $(call smallest,instructor)  ## Grade a class (SUBMISSIONS=folder): points, feedback and gradebook into class/. See INSTRUCTORS.md.
 	@test -n "$(SUBMISSIONS)" || { echo "Name the folder: make grade SUBMISSIONS=submitted (see INSTRUCTORS.md)"; exit 1; }
 	@$(ACTIVATED) $(BIN)/ddp-course grade $(SUBMISSIONS) $(GRADE_FLAGS)
 
@@ -83,7 +83,7 @@ site: env  ## Build the site into out/site/: lessons with their stored outputs, 
 	$(BIN)/python -m sphinx -q -W --keep-going -d out/doctrees -c docs . out/site
 	@echo "open out/site/index.html"
 
-bench: env  ## Compare the ways to run a function on ranks: a table and JSON.
+bench: env  ## Compare the ways to run a function on ranks: a table and JSON; about an hour.
 	$(ACTIVATED) $(BIN)/python benchmarks/run.py
 
 # GPU_PYTHON names a Python that has torch already, for a machine on which nothing can be installed.

@@ -1,6 +1,6 @@
 """nbgrader's settings for this course: `nbgrader` and formgrader read this file when started in this folder.
 
-`make grade SUBMISSIONS=folder` grades a class without any of nbgrader's own commands; see CONTRIBUTING.md.
+`make grade SUBMISSIONS=folder` grades a class without any of nbgrader's own commands; see INSTRUCTORS.md.
 """
 
 import os
@@ -15,6 +15,10 @@ c.CourseDirectory.course_id = "ddp_course"
 c.CourseDirectory.source_directory = "solutions"
 c.CourseDirectory.release_directory = "exercises"
 c.CourseDirectory.submitted_directory = "submitted"
+# Where `make grade` writes.
+c.CourseDirectory.db_url = f"sqlite:///{c.CourseDirectory.root}/class/gradebook.db"
+c.CourseDirectory.autograded_directory = "class/autograded"
+c.CourseDirectory.feedback_directory = "class/feedback"
 c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc*", "__pycache__", "bank.py"]  # the bank is full of answers
 
 # Test cells that were changed are put back; `restore.py` has done most of it.

@@ -1,7 +1,7 @@
 """Run the benchmarks: a table on the terminal, and JSON beside it.
 
     make bench                                              everything
-    .venv/bin/python benchmarks/run.py --quick        a first impression in less than a minute
+    .venv/bin/python benchmarks/run.py --quick              a first impression
     .venv/bin/python benchmarks/run.py --only launch/rank_pool_call,launch/px_call --ranks 2
 
 Times are no pass or fail: the exit code is 0 unless something could not be run. `measure.py` documents the JSON.
@@ -16,6 +16,7 @@ import importlib
 import json
 import signal
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "recovery": "benchmarks.recovery",  # what checkpoints cost while training, and the time from a kill on
     "checks": "benchmarks.checks",  # how long a learner waits for the check of an exercise
 }
+LASTS = ("all eight take about an hour; --quick takes about ten minutes", "all eight take about ten minutes")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,12 +47,16 @@ def main(arguments: list[str] | None = None) -> int:
     machine = measure.machine_state()
     print(measure.show_machine(machine), flush=True)
     results = {}
-    for name in dict.fromkeys(item.partition("/")[0] for item in options.only or BENCHMARKS):
+    names = list(dict.fromkeys(item.partition("/")[0] for item in options.only or BENCHMARKS))
+    measure.show_progress(f"{', '.join(names)}: on two idle cores, {LASTS[options.quick]}")
+    for name in names:
         keys = frozenset(
             key for item in options.only for bench, _, key in [item.partition("/")] if bench == name and key
         )
         plan = measure.Plan(options.quick, keys, tuple(options.ranks or ((2,) if options.quick else (2, 4))))
+        began = time.monotonic()
         results[name] = importlib.import_module(BENCHMARKS[name]).measure(plan)
+        measure.show_progress(f"{name}: took {(time.monotonic() - began) / 60:.1f} minutes")
         print("\n" + measure.table(results[name]), flush=True)
     path = options.json or ROOT / "out" / "bench" / f"{started:%Y-%m-%dT%H-%M-%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,6 +68,30 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.filename is None:
+            raise  # not of a file: a mistake of ours, not the user's
+        print(f"{error.filename}: {in_words(error)}", file=sys.stderr)
+        return 2
+
+
+def in_words(error: Exception) -> str:
+    """Return why a file could not be read or written, as every command says it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "this is no text: it is not encoded as UTF-8"
+    if isinstance(error, SyntaxError):
+        return f"this is no Python: line {error.lineno}, {error.msg}"
+    words = (said for kind, said in _WORDS.items() if isinstance(error, kind))
+    return next(words, None) or getattr(error, "strerror", None) or str(error)
+
+
+_WORDS = {
+    FileNotFoundError: "there is no such file or folder",
+    FileExistsError: "there is a file of this name already",
+    IsADirectoryError: "this is a folder, not a file",
+    NotADirectoryError: "a folder in this path is a file",
+    PermissionError: "you have no permission",
+}
 
 
 def any_locale() -> None:

@@ -10,8 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from ddp_course.grading.learner.terminal import check_notebook, chosen_exercises, notebook_of
+from ddp_course.grading.learner.terminal import check_notebook, chosen_exercises
 from ddp_course.grading.places import learners_root
+from ddp_course.grading.registry import notebook_of
 
 
 def main(argv: list[str]) -> int:

@@ -1,10 +1,11 @@
 """What is missing or wrong on this machine, said before a lesson or a job stumbles over it?
 
     ddp-course doctor                                                # this machine
+    ddp-course doctor --short                                        # in five lines, and two ranks are started
     ddp-course doctor --world-size 2 --rendezvous 10.0.0.1:29500     # on each of two: they meet
 
-The verdicts are told as a table or as JSON, with an exit status. All but the meeting uses the standard library alone.
-If torch is too broken for `ddp-course` to start, run this file by its path: python ddp_course/commands/doctor.py
+The verdicts are told as a table or as JSON, with an exit status. Without `--short` and a meeting this needs the
+standard library alone, so it runs where torch is broken.
 Read next: `diagnose/doctor.py`; `diagnose/meeting.py`.
 """
 
@@ -13,17 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import types
 from dataclasses import asdict
-from pathlib import Path
-
-if not __package__:  # run by its path: the package's own __init__ imports torch, so an empty package stands in for it
-    sys.modules["ddp_course"] = types.ModuleType("ddp_course")
-    sys.modules["ddp_course"].__path__ = [str(Path(__file__).resolve().parents[1])]
 
 from ddp_course.diagnose.doctor import diagnose
 from ddp_course.diagnose.facts import gather_facts
-from ddp_course.diagnose.verdict import exit_status, table
+from ddp_course.diagnose.verdict import Verdict, exit_status, table
+
+FIRST = ("Python", "torch", "GPUs", "cores")  # what a learner asks
 
 
 def main(argv: list[str]) -> int:
@@ -37,8 +34,33 @@ def main(argv: list[str]) -> int:
             return 1
         return meeting.run(options.world_size, options.rendezvous, options.timeout, options.megabytes, options.json)
     verdicts = diagnose(gather_facts(options.checkpoint))
+    if options.short:
+        told = [each for each in verdicts if each.name in FIRST or each.state != "ok"]
+        torch_works = next(each.state for each in verdicts if each.name == "torch") != "problem"
+        verdicts = [*told, start_two_ranks()] if torch_works else told
     print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2) if options.json else table(verdicts))
     return exit_status(verdicts)
+
+
+def start_two_ranks() -> Verdict:
+    """Say whether ranks start here and can communicate, from a try."""
+    from ddp_course.launcher import RankError, launch
+
+    try:
+        sums = launch(add_up, 2, backend="gloo", quiet=True)
+    except RankError as error:
+        return Verdict("ranks", "problem", str(error).splitlines()[0], "ask `ddp-course doctor`")
+    return Verdict("ranks", "ok", f"two have started, and each has the sum of 1 and 2: {sums}")
+
+
+def add_up(rank: int, world_size: int) -> int:
+    """Collective: one all_reduce; both ranks."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor(rank + 1)
+    dist.all_reduce(mine)
+    return mine.item()
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
@@ -50,6 +72,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         "Exit status: 0 no problem, warnings or not; 1 a problem; 2 wrong options.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--short", action="store_true", help="what a learner needs, and whatever is wrong")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="try this folder for checkpoints too")
     parser.add_argument("--world-size", type=int, metavar="N", help="how many machines meet")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where: an address of one of them and a free port")
@@ -65,7 +88,3 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     if not 0 < options.megabytes <= 1024:
         parser.error("--megabytes is above 0, and 1024 at most")
     return options
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from ddp_course.grading.places import course_root, need_nbgrader
 from ddp_course.grading.registry import exercises_of
 
+CLASS = "class"  # `nbgrader_config.py` names it, too
 LINUX = sys.platform == "linux"
 
 
@@ -25,8 +26,8 @@ def main(argv: list[str]) -> int:
         epilog="Exit status: 0 every submission was looked at, 2 there is nothing to grade, 130 ended by Ctrl-C.",
     )
     parser.add_argument("submissions", type=Path, help="a folder with <student>/<lesson>/<lesson>.ipynb")
-    parser.add_argument("--into", type=Path, help="where gradebook.db, autograded/ and feedback/ go "
-                        "(default: the course's folder, where formgrader looks for them)")  # fmt: skip
+    parser.add_argument("--into", type=Path, help="where all that is written goes "
+                        "(default: class/ in the course's folder, where formgrader looks for it)")  # fmt: skip
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)) if LINUX else os.cpu_count(),
                         help="submissions at a time (default: one for each core, %(default)s)")  # fmt: skip
     parser.add_argument("--again", action="store_true", help="grade also what was graded before and has not changed")
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> int:
         if args.workers < 1:
             raise RuntimeError(f"--workers {args.workers} cannot grade anything; give at least 1")
         way = "" if args.trust_submissions else box_here()
-        with WholeClass(root, args.submissions, args.into or root, args.workers, way, args.again) as whole_class:
+        into = args.into or root / CLASS
+        with WholeClass(root, args.submissions, into, args.workers, way, args.again) as whole_class:
             if not whole_class.digests:
                 raise RuntimeError(f"no submissions in {args.submissions}; expected <student>/<lesson>/<lesson>.ipynb")
             for name in whole_class.classroom.misnamed():

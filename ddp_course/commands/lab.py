@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from ddp_course.cli import in_words
 from ddp_course.grading.learner.workspace import bring
 from ddp_course.grading.places import GIVEN, INSTALLED, WORK, course_source, need_nbgrader
 
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> int:
         for sentence in bring(course, work):
             print(sentence)
     except OSError as error:
-        return fail(f"{work} cannot be written ({error.strerror}); give another folder: ddp-course lab --folder FOLDER")
+        reason = f"{work} cannot be written ({in_words(error)})"
+        return fail(f"{reason}; give another folder: ddp-course lab --folder FOLDER")
     os.chdir(work)  # served whole: lessons and exercises, and no solutions
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(
         filter(None, [str(CONFIG), os.environ.get("JUPYTER_CONFIG_PATH")])

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from ddp_course.cli import in_words
 from ddp_course.rehearsal.finding import WRONG
 from ddp_course.rehearsal.lint import lint
 
@@ -25,8 +26,8 @@ def main(argv: list[str]) -> int:
     for script in options.scripts:
         try:
             findings = lint(Path(script).read_text(encoding="utf-8"))
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            print(f"{script}: cannot be read: {error}", file=sys.stderr)
+        except (OSError, SyntaxError, ValueError) as error:
+            print(f"{script}: {in_words(error)}", file=sys.stderr)
             status = 2
             continue
         for finding in findings:

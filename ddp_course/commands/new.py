@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from ddp_course.cli import in_words
 from ddp_course.grading.learner.workspace import bring
 from ddp_course.grading.places import course_source
 
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> int:
         for sentence in bring(course_source(), folder):
             print(sentence)
     except OSError as error:
-        print(f"{folder} cannot be written ({error.strerror})", file=sys.stderr)
+        print(f"{folder} cannot be written ({in_words(error)})", file=sys.stderr)
         return 1
     except RuntimeError as error:
         print(error, file=sys.stderr)

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         if args.forget:
             path.unlink(missing_ok=True)
         said = json.dumps(progress.as_json(path)) if args.json else progress.shown(path)
-    except (OSError, RuntimeError) as error:
+    except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
     print(said)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ddp_course.cli import in_words
 from ddp_course.diagnose.flight import Dump
 from ddp_course.diagnose.log_lines import Log
 from ddp_course.diagnose.logs import Reading, judged, left_by
@@ -31,14 +32,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--replay", type=Path, metavar="FILE.html", help="write a page that replays the calls or lines")
     options = parser.parse_args(argv)
-    if missing := [path for path in options.paths if not path.exists()]:
-        print(f"{missing[0]}: there is no such file or folder", file=sys.stderr)
-        return 2
-    try:
-        logs, dumps = left_by(options.paths)
-    except OSError as error:
-        print(f"{error.filename}: cannot be read: {error.strerror}", file=sys.stderr)
-        return 2
+    for path in options.paths:
+        path.stat()  # raises what `cli.py` says of a file that is not there
+    logs, dumps = left_by(options.paths)
     found = judged(logs, dumps)
     print(json.dumps(asdict(found)) if options.json else told(found))
     if options.replay:
@@ -67,4 +63,4 @@ def replayed(logs: Sequence[Log], dumps: Mapping[int | None, Dump], words: str, 
     try:
         return f"replay: {replay(events.of_job(logs, dumps), 'What the job left', words).write(path)}"
     except (OSError, ValueError) as error:
-        return f"{path} was not written: {error}"
+        return f"{path} was not written: {in_words(error)}"

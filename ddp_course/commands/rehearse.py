@@ -14,6 +14,7 @@ import os
 import sys
 import textwrap
 
+from ddp_course.cli import in_words
 from ddp_course.rehearsal.finding import WRONG
 from ddp_course.rehearsal.rehearse import Rehearsal, cause_of, rehearse
 
@@ -45,8 +46,8 @@ def main(argv: list[str]) -> int:
             wait_s=options.wait,
             say=lambda text: print(f"rehearse: {text}", file=sys.stderr, flush=True),
         )
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
-        print(f"{options.script}: cannot be rehearsed: {error}", file=sys.stderr)
+    except (OSError, SyntaxError, ValueError) as error:
+        print(f"{options.script}: cannot be rehearsed: {in_words(error)}", file=sys.stderr)
         return 2
     if options.json:
         told = {"findings": [each.as_json() for each in found.findings], "right": found.right, "unseen": found.unseen}

@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     try:
         root = chosen.root or course_root()
         texts = {source: released(source) for source in sorted(root.glob("solutions/*/*.ipynb"))}
+        if not texts:
+            raise RuntimeError(f"{root / 'solutions'} holds no notebooks")
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

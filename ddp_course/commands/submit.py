@@ -24,6 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ddp_course.cli import in_words
 from ddp_course.commands.train import options_parser
 from ddp_course.train.config import Config
 
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
     try:
         Path(options.output).write_text(text)
     except OSError as error:
-        print(f"cannot write {options.output}: {error.strerror}", file=sys.stderr)
+        print(f"cannot write {options.output}: {in_words(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -128,7 +128,7 @@ def check_shared_memory(facts: Facts) -> Verdict:
 def check_cores(facts: Facts) -> Verdict:
     if facts.cores < 2:
         return Verdict("cores", "warning", "1: all ranks share it, and lessons take longer", "nothing need be done")
-    return Verdict("cores", "ok", str(facts.cores))
+    return Verdict("cores", "ok", f"{facts.cores}, and {facts.memory_bytes / 1e9:.0f} GB of memory")
 
 
 def check_threads(facts: Facts) -> Verdict:

@@ -73,6 +73,7 @@ class Facts:
     shm_bytes: int | None = 8 * 2**30  # None: there is no /dev/shm
     linux: bool = True
     cores: int = 4
+    memory_bytes: int = 16 * 10**9
     temp_folder: str = "/tmp"
     temp_error: str = ""
     storage: Storage | None = None  # None: no folder was named
@@ -94,6 +95,7 @@ def gather_facts(checkpoint: str | None = None) -> Facts:
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None,
         linux=sys.platform == "linux",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         temp_folder=tempfile.gettempdir(),
         temp_error=error_of_writing(tempfile.gettempdir()),
         storage=storage.look_at(checkpoint) if checkpoint else None,

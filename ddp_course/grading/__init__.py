@@ -6,6 +6,23 @@ a hint, points), `instructor/` (a class), `sandbox/` (strangers' notebooks). `jo
 where the course's files are.
 """
 
-from ddp_course.grading.checking import check
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_course.grading.checking import check
 
 __all__ = ["check"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch when an answer is checked: a hint needs none."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("ddp_course.grading.checking"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

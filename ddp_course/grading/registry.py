@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from ddp_course.grading.exercise import Exercise
@@ -61,6 +62,12 @@ def find_exercise(exercise_id: str) -> Exercise:
     if found is None:
         raise ValueError(f"no exercise {exercise_id!r}; there are {', '.join(e.id for e in exercises)}")
     return found
+
+
+def notebook_of(exercise_id: str, root: Path) -> Path:
+    """Return where the exercises of a lesson are below `root`: of "03.1" or "03"."""
+    folder = LESSONS[exercise_id.partition(".")[0]]
+    return root / "exercises" / folder / f"{folder}.ipynb"
 
 
 def answer_cell(exercise_id: str) -> str:

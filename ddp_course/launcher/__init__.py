@@ -6,8 +6,26 @@ Read it in this order: `spawn.py` (one call), `pool.py` (ranks that stay), `sett
 `failure_report.py` (what a failure says), `watchdog.py` (the same under torchrun), `magic.py` (whole cells).
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ddp_course.launcher.failure_report import RankError
-from ddp_course.launcher.pool import RankPool
-from ddp_course.launcher.spawn import launch
+
+if TYPE_CHECKING:
+    from ddp_course.launcher.pool import RankPool
+    from ddp_course.launcher.spawn import launch
 
 __all__ = ["RankError", "RankPool", "launch"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch when a name asks for it: who reads a report of ranks starts none."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'pool' if name == 'RankPool' else 'spawn'}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,9 +13,6 @@ import re
 import traceback
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
-from ddp_course.launcher.compare_calls import Disagreement
 from ddp_course.launcher.lines import Line, own_frames, own_line, shown_name
 
 MOST_FRAMES = 5  # that are shown at each end of a very long chain of calls
@@ -87,6 +84,10 @@ def _causes(error: BaseException) -> list[str]:
 
 def is_talking(error: BaseException) -> bool:
     """Whether it was raised by communication: a lost peer, a timeout, a mismatch."""
+    import torch.distributed as dist  # here, so that `ddp-course read` does without torch
+
+    from ddp_course.launcher.compare_calls import Disagreement
+
     return isinstance(error, dist.DistError | Disagreement) or (
         isinstance(error, RuntimeError) and any(sign in _text(error) for sign in _TALKING)
     )

@@ -35,8 +35,6 @@ def _names(text: str) -> list[str]:
 class RanksMagic:
     """The `%ranks` and `%%ranks` magics, with the one pool they share."""
 
-    start_method = "spawn"
-
     def __init__(self, shell: Any):
         self.shell = shell
         self.pool: RankPool | None = None
@@ -100,7 +98,7 @@ class RanksMagic:
             raise UsageError("no ranks are up: say how many, such as %%ranks 2")
         self.pool = None
         given = {name: value for name, value in vars(options).items() if name in ("backend", "timeout_s")}
-        self.pool = RankPool(wanted, start_method=self.start_method, **given)
+        self.pool = RankPool(wanted, **given)
 
     @staticmethod
     def world_size(what: str | None) -> int | None:

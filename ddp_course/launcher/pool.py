@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddp_course.launcher import failure_report, lines, packing, processes
+from ddp_course.launcher import failure_report, guard, lines, packing, processes
 from ddp_course.launcher.failure_report import RankError
 from ddp_course.launcher.relay import Relay
 from ddp_course.launcher.running_call import Call
@@ -43,11 +43,13 @@ class RankPool:
     Args:
         world_size: how many ranks, a process each, at least 1.
         backend: "nccl", "gloo", or None (default): NCCL when every rank has a GPU of its own, else gloo.
-        start_method: "spawn" (default, fresh interpreters) or "forkserver" (much faster after the first).
+        start_method: "spawn" (default outside notebooks; fresh interpreters) or "forkserver" (default in a notebook;
+            much faster after the first).
         init: open a process group (default); if False, only torchrun's environment variables are set.
         rendezvous: how the ranks meet: "file" (default), or "env", a store of the parent's as torchrun has one.
         timeout_s: seconds that a rank may wait for the others in one collective (default 60).
-        quiet: print neither the header line nor what ranks print (default False).
+        quiet: None (default) shows what ranks print and, outside notebooks, a header line, "2 ranks on cpu, gloo"
+            before it; False shows both everywhere, True neither.
     Raises:
         ValueError, TypeError: an argument is wrong; says which and what would be right.
         RankError: a rank could not start.
@@ -57,10 +59,11 @@ class RankPool:
     @takes_settings
     def __init__(self, world_size: int, **settings: Any):
         self.settings = Settings.of(world_size, settings)
+        guard.end_rank_that_imports()
         self.world_size, self.backend = world_size, self.settings.backend
         self._calls = 0  # the start counts as call 0
         self._folder = Path(tempfile.mkdtemp(prefix="ddp_course_"))
-        self._relay = Relay(self._folder, world_size, self.settings.quiet)
+        self._relay = Relay(self._folder, world_size, bool(self.settings.quiet))
         hosts_store = self.settings.rendezvous == "env" or not self.settings.init
         self._store, environ = agent_store(world_size) if hosts_store else (None, {})
         with processes.interrupts_wait():
@@ -69,7 +72,7 @@ class RankPool:
             self._end = weakref.finalize(self, processes.end_now, self._ranks, janitor, folder, os.getpid())
             self._end.atexit = False  # its own hook may come after multiprocessing's, which would wait for the ranks
             atexit.register(self._end)
-            if not self.settings.quiet:
+            if self.settings.header:
                 ranks, device = "rank" if world_size == 1 else "ranks", "cuda" if self.backend == "nccl" else "cpu"
                 print(f"{world_size} {ranks} on {device}, {self.backend}")
         self._guarded(START_LIMIT_S)

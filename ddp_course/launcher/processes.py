@@ -104,12 +104,21 @@ def _importable_main() -> Iterator[None]:
 
 
 @functools.cache
-def _tidy_after_fork_server(owner: int) -> subprocess.Popen | None:
+def _tidy_after_fork_server(owner: int) -> int | None:
     """multiprocessing removes its server's socket when Python exits, but a kernel is often killed instead.
 
     A child of multiprocessing keeps its socket in its parent's folder, so it must not be removed with the child.
+
+    Returns:
+        The descriptor that the janitor waits at, which the end of this process closes, however it ends.
     """
-    return None if parent_process() else janitor.start(get_temp_dir())
+    if parent_process():
+        return None
+    cleaner = janitor.start(get_temp_dir())
+    descriptor = os.dup(cleaner.stdin.fileno())
+    cleaner.stdin.close()
+    cleaner.returncode = 0  # it outlives us on purpose; Python would warn of a child that is still running
+    return descriptor
 
 
 def _start_processes(settings: Settings, *args: Any) -> mp.ProcessContext:

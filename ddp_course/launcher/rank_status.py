@@ -13,8 +13,6 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from ddp_course.launcher.lines import Line
 
 MESSAGES = ("send", "recv")
@@ -46,6 +44,8 @@ class Collective:
     @property
     def n_bytes(self) -> int:
         """Payload of this rank, in bytes."""
+        import torch  # here, so that `ddp-course read` does without it
+
         item_size = getattr(torch, self.dtype).itemsize if self.dtype else 0
         return item_size * sum(map(math.prod, self.sizes))
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any
 
-from ddp_course.launcher import failure_report, hang_report, packing, wait_graph
+from ddp_course.launcher import failure_report, guard, hang_report, packing, wait_graph
 from ddp_course.launcher.failure import Failure, describe
 from ddp_course.launcher.lines import Line, line_in_dump
 from ddp_course.launcher.processes import END_LIMIT_S, RankProcess
@@ -131,6 +131,8 @@ class Call:
 
     def explain(self, timeout_s: float) -> failure_report.RankError:
         """Find the failure that caused the others."""
+        if self.starting and guard.NO_GUARD in self.dead.values():
+            return guard.missing()
         ranks = self.whereabouts()
         if self.dead:
             first = next(iter(self.dead))

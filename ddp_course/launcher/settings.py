@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TypeVar
@@ -46,15 +47,22 @@ class Settings:
     world_size: int
     _: KW_ONLY
     backend: str | None = None
-    start_method: str = "spawn"
+    start_method: str | None = None
     init: bool = True
     rendezvous: str = "file"
     timeout_s: float = 60.0
-    quiet: bool = False
+    quiet: bool | None = None
+    header: bool = field(init=False)  # say how many ranks start, and on what
     threads: int = field(init=False)  # of each rank
 
     def __post_init__(self) -> None:
         _check_world_size(self.world_size)
+        notebook = in_notebook()
+        self.header = not (notebook if self.quiet is None else self.quiet)
+        if self.start_method is None:
+            # A script starts ranks once. Its variables may be set after a fork server has started, and copies of one
+            # process share its hash seed, which ranks on several machines do not.
+            self.start_method = "forkserver" if notebook else "spawn"
         if self.start_method not in ("spawn", "forkserver"):
             raise WrongValue(
                 f"start_method={self.start_method!r}: use 'spawn' or 'forkserver'; CUDA and threads do not survive a "
@@ -84,6 +92,12 @@ def takes_settings(function: F) -> F:
     settings = [each for each in inspect.signature(Settings).parameters.values() if each.kind is each.KEYWORD_ONLY]
     function.__signature__ = signature.replace(parameters=[*own, *settings])
     return function
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a notebook's kernel."""
+    ipython = sys.modules.get("IPython")
+    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
 
 
 def check_limit(limit_s: float | None) -> None:

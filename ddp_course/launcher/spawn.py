@@ -34,11 +34,13 @@ def launch(
         args: what `fn` is given after rank and world_size, the same on every rank (default: nothing).
         limit_s: seconds that the whole call may take before the ranks are ended; None (default): as long as it likes.
         backend: "nccl", "gloo", or None (default): NCCL when every rank has a GPU of its own, else gloo.
-        start_method: "spawn" (default, fresh interpreters) or "forkserver" (much faster after the first).
+        start_method: "spawn" (default outside notebooks; fresh interpreters) or "forkserver" (default in a notebook;
+            much faster after the first).
         init: open a process group (default); if False, only torchrun's environment variables are set.
         rendezvous: how the ranks meet: "file" (default), or "env", a store of the parent's as torchrun has one.
         timeout_s: seconds that a rank may wait for the others in one collective (default 60).
-        quiet: print neither the header line nor what ranks print (default False).
+        quiet: None (default) shows what ranks print and, outside notebooks, a header line, "2 ranks on cpu, gloo"
+            before it; False shows both everywhere, True neither.
     Raises:
         RankError: a rank raised, died or hung; its message is the report.
         ValueError, TypeError: an argument is wrong, and nothing was started; says which and what would be right.

@@ -28,3 +28,8 @@ def test_one_exercise_is_measured_and_a_wrong_result_is_no_time():
     row = Row("01.1", "", 1)
     checks.took(row, checks.solution("01.1"), 99)
     assert not row.samples and "01.1: 5 points instead of 99" in row.failed
+
+
+def test_what_the_cells_before_an_answer_print_stays_out_of_the_tables(capsys):
+    assert callable(checks.solution("18.1"))  # its lesson's first cell prints a whole program
+    assert capsys.readouterr().out == ""

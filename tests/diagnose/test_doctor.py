@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -434,10 +433,27 @@ def test_a_long_line_of_the_table_is_folded_and_its_words_stay_whole():
 @pytest.mark.slow
 @pytest.mark.alone
 def test_this_machine_can_run_the_course_and_a_broken_torch_does_not_stop_the_doctor():
-    path = Path(doctor.__file__)
     # In this process torch cannot be imported; the processes that the doctor starts can.
-    program = f"import runpy, sys; sys.modules['torch'] = None; sys.argv = ['doctor', '--json']; " \
-              f"runpy.run_path({str(path)!r}, run_name='__main__')"  # fmt: skip
+    program = (
+        "import sys; sys.modules['torch'] = None; from ddp_course.cli import main; sys.exit(main(['doctor', '--json']))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
     states = {told["name"]: told["state"] for told in json.loads(done.stdout)}
     assert (done.returncode, states["torch"], states["gloo"], states["loopback"]) == (0, "ok", "ok", "ok"), done
+
+
+@pytest.mark.parametrize(
+    ("planted", "told"),
+    [
+        ({}, ["Python", "torch", "GPUs", "cores", "ranks"]),
+        ({"loopback": None}, ["Python", "torch", "GPUs", "loopback", "cores", "ranks"]),
+        ({"torch_error": "ImportError: no such symbol"}, ["Python", "torch", "GPUs", "cores"]),
+    ],
+)
+def test_the_short_form_has_what_a_learner_needs_and_what_is_wrong(monkeypatch, capsys, planted, told):
+    monkeypatch.setattr(doctor, "gather_facts", lambda checkpoint: replace(Facts(), **planted))
+    assert doctor.main(["--short", "--json"]) == int(bool(planted))
+    verdicts = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert [name for name in verdicts if name != "torchvision" and name != "gloo"] == told
+    if "ranks" in verdicts:
+        assert verdicts["ranks"]["found"] == "two have started, and each has the sum of 1 and 2: [3, 3]"

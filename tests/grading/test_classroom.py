@@ -85,13 +85,13 @@ def graded(tmp_path_factory):
     submit(base / "in", "hal", filled("03", {"03.1": LEAVES_A_PROCESS, "03.4": solutions("03")["03.4"]}))
     submit(base / "in", "ida", filled("03", {"03.1": KILLS_ITS_GRADER, "03.4": solutions("03")["03.4"]}))
     printed = io.StringIO()
-    with WholeClass(ROOT, base / "in", base / "out", 2, WAY, settings=LIMITS) as whole_class:
+    with WholeClass(ROOT, base / "in", base / "class", 2, WAY, settings=LIMITS) as whole_class:
         with contextlib.redirect_stdout(printed):
             print_grades(whole_class)
         release = release_of(whole_class.classroom)
         results = {student: graded for (student, _), graded in whole_class.done.items()}
-    correct_by_hand(base / "out", "ben", "ex-03-2-test", 2)
-    correct_by_hand(base / "out", "ben", "ex-03-question", 1.5)
+    correct_by_hand(base / "class", "ben", "ex-03-2-test", 2)
+    correct_by_hand(base / "class", "ben", "ex-03-question", 1.5)
     return results, base, printed.getvalue(), release
 
 
@@ -118,7 +118,7 @@ def test_what_breaks_costs_only_itself_and_is_named(graded):
 def test_tampered_and_missing_tests_are_put_back(graded):
     results, base, _, _ = graded
     assert results["dan"].points == {"03.1": 4, "03.2": 0, "03.3": 0, "03.4": 0}
-    notebook = nbformat.read(base / "out" / "autograded" / "dan" / FOLDER / f"{FOLDER}.ipynb", as_version=4)
+    notebook = nbformat.read(base / "class" / "autograded" / "dan" / FOLDER / f"{FOLDER}.ipynb", as_version=4)
     for name in ("ex-03-1-test", "ex-03-2-test", "ex-03-3-test"):
         assert f'check("{name[3:5]}.{name[6]}", ' in cell_of(notebook, name).source
     assert cell_of(notebook, "ex-03-2-test").metadata.nbgrader.points == 5
@@ -153,7 +153,7 @@ def test_the_gradebook_has_a_row_for_each_and_the_reason_where_there_are_no_poin
 
 
 def test_the_table_has_a_row_for_each(graded):
-    with (graded[1] / "out" / "grades.csv").open(newline="", encoding="utf-8") as file:
+    with (graded[1] / "class" / "grades.csv").open(newline="", encoding="utf-8") as file:
         rows = {row["student"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["ada", "ben", "cleo", "dan", "eve", "fred", "gus", "hal", "ida"]
     columns = ("points", "of", "exercise 1", "exercise 4", "question", "remark")
@@ -199,30 +199,30 @@ class RunsInABrowser(HTMLParser):
 
 
 def feedback(graded, student: str) -> str:
-    return (graded[1] / "out" / "feedback" / student / FOLDER / f"{FOLDER}.html").read_text(encoding="utf-8")
+    return (graded[1] / "class" / "feedback" / student / FOLDER / f"{FOLDER}.html").read_text(encoding="utf-8")
 
 
 def test_the_same_command_again_grades_only_what_changed(graded):
     """Also what an interrupted run does; its journal is cut in the middle of a line."""
     results, base, _, _ = graded
-    journal = base / "out" / "grading.jsonl"
+    journal = base / "class" / "grading.jsonl"
     whole, printed = journal.read_bytes(), io.StringIO()
     lines = whole.splitlines(keepends=True)
     last = json.loads(lines[-1])["student"]
     journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
     damaged = '{"cells": 4, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
     (base / "in" / "gus" / FOLDER / f"{FOLDER}.ipynb").write_text(damaged)
-    with WholeClass(ROOT, base / "in", base / "out", 1, WAY, settings=LIMITS) as whole_class:
+    with WholeClass(ROOT, base / "in", base / "class", 1, WAY, settings=LIMITS) as whole_class:
         assert set(whole_class.digests) - set(whole_class.done) == {("gus", "03"), (last, "03")}
         whole_class.done.setdefault((last, "03"), results[last])  # it may be one that takes long
         with contextlib.redirect_stdout(printed):
             print_grades(whole_class)
         assert whole_class.done["ada", "03"] == results["ada"]
     assert "8 of 9 were graded before" in printed.getvalue()
-    with (base / "out" / "grades.csv").open(newline="", encoding="utf-8") as file:
+    with (base / "class" / "grades.csv").open(newline="", encoding="utf-8") as file:
         ben = next(row for row in csv.DictReader(file) if row["student"] == "ben")
     assert (ben["exercise 2"], ben["question"], ben["points"]) == ("2", "1.5", "3.5")
-    assert "6 graded, 3 not graded" in (base / "out" / "class_report.html").read_text()
+    assert "6 graded, 3 not graded" in (base / "class" / "class_report.html").read_text()
     assert [line.split()[0] for line in printed.getvalue().splitlines() if "not graded" in line] == ["gus"]
 
 
@@ -237,7 +237,7 @@ def correct_by_hand(out: Path, student: str, cell: str, points: float) -> None:
 
 def test_what_lies_beside_a_notebook_is_no_feedback_and_no_name_is_a_formula(graded):
     results, base, *_ = graded
-    assert [path.name for path in (base / "out" / "feedback" / "ben" / FOLDER).iterdir()] == [f"{FOLDER}.html"]
+    assert [path.name for path in (base / "class" / "feedback" / "ben" / FOLDER).iterdir()] == [f"{FOLDER}.html"]
     assert not any("=" in student for student in results)
 
 
@@ -264,8 +264,8 @@ def test_unreadable_says_nothing_about_a_good_notebook():
 
 
 def test_formgrader_shows_the_class(graded):
-    """In a server of its own; formgrader finds the gradebook because it is beside nbgrader's settings."""
-    out = graded[1] / "out"
+    """In a server of its own; nbgrader's settings name the gradebook in class/."""
+    out = graded[1]
     shutil.copy(ROOT / "nbgrader_config.py", out)
     environment = {**os.environ, "JUPYTER_TOKEN": "told", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "jupyter_server", "--ip=127.0.0.1", "--port=0", "--no-browser", "--allow-root"]

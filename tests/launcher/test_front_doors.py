@@ -1,12 +1,17 @@
 """What does a caller learn of `launch` and `RankPool`: from a type checker, and from `launch?`."""
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from mypy import api
 
 from ddp_course import RankPool, launch
+from ddp_course.launcher import janitor
+from tests.waiting import wait_for
 
 CLIENT = """
 from typing import assert_type
@@ -45,3 +50,32 @@ def test_its_help_stands_alone(door):
     assert without == {name for name, each in parameters.items() if each.default is each.empty}
     assert f"(default {parameters['timeout_s'].default:g})" in lines["timeout_s"]
     assert f"{door.__name__}(" in told.partition("Args:")[0], "an example"
+
+
+@pytest.mark.parametrize(
+    ("start", "guarded"),
+    [
+        ("launch(rank_of, 2)", "    launch(rank_of, 2)"),
+        ("with RankPool(2, start_method='forkserver') as ranks:\n    ranks.run(rank_of)",
+         "    with RankPool(2, start_method='forkserver') as ranks:\n        ..."),
+    ],
+)  # fmt: skip
+def test_a_program_without_a_guard_gets_one_report_with_the_guard(start, guarded, tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        f"from ddp_course import RankPool, launch\n\n\ndef rank_of(rank, world_size):\n    return rank\n\n\n{start}\n"
+    )
+    mark = f"DDP_COURSE_TEST={tmp_path}"
+    done = subprocess.run(
+        [sys.executable, program.name],
+        cwd=tmp_path,
+        env={**os.environ, "DDP_COURSE_TEST": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1
+    report = done.stderr.partition("RankError: ")[2]
+    assert report.startswith("train.py, line 8, starts ranks while the program is being imported\nEach rank imports ")
+    assert report.endswith(f'\n\nif __name__ == "__main__":\n{guarded}\n')
+    wait_for(lambda: janitor.marked(mark) == [], lambda: True, "a process was left", limit_s=10)

@@ -106,3 +106,10 @@ def test_no_rank_outlives_its_cell_or_kernel(kernel, tmp_path):
     assert janitors
     manager.restart_kernel(now=False)
     assert_all_gone([*ranks, *janitors], tmp_path)
+
+
+def test_a_program_that_has_launched_ends_without_a_warning():
+    program = "from ddp_course import launch; print(launch(lambda r, w: r, 2, start_method='forkserver', quiet=True))"
+    command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n", "")

@@ -7,7 +7,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_course import RankError, load_ipython_extension
-from ddp_course.launcher.magic import RanksMagic
+from ddp_course.launcher.settings import Settings
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -15,12 +15,11 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def shell():
     shell = InteractiveShell.instance()
-    RanksMagic.start_method = "forkserver"
+    shell.kernel = "what makes it a notebook's"
     load_ipython_extension(shell)
     yield shell
     shell.run_line_magic("ranks", "stop")
     InteractiveShell.clear_instance()
-    RanksMagic.start_method = "spawn"
 
 
 @pytest.fixture
@@ -32,6 +31,18 @@ def ranks(shell, capsys):
         return capsys.readouterr().out
 
     return run
+
+
+def test_a_notebook_forks_and_leaves_the_header_line_out_and_explicit_settings_win(shell, monkeypatch):
+    def chosen(**given) -> tuple[str | None, bool]:
+        settings = Settings.of(2, {"backend": "gloo", **given})
+        return settings.start_method, settings.header
+
+    assert chosen() == ("forkserver", False)
+    assert chosen(start_method="spawn", quiet=False) == ("spawn", True)
+    monkeypatch.delattr(shell, "kernel")  # IPython in a terminal
+    assert chosen() == ("spawn", True)
+    assert chosen(start_method="forkserver", quiet=True) == ("forkserver", False)
 
 
 def test_ranks_must_be_started_with_a_number(shell, ranks):
@@ -81,14 +92,15 @@ def test_a_death_ends_the_ranks_and_the_next_cell_says_so(ranks):
     with pytest.raises(RankError, match="rank 1 of 2 died"):
         ranks("", "import os\nif rank == 1:\n    os._exit(3)\ndist.barrier()")
     out = ranks("", "'kept' in globals()")
-    assert out.startswith(
-        "the ranks had ended: new ones start, without the old ones' variables\n2 ranks on cpu, gloo\n"
-    )
-    assert out.endswith("rank 0 → False\nrank 1 → False\n")
+    assert out.splitlines() == [
+        "the ranks had ended: new ones start, without the old ones' variables",
+        "rank 0 → False",
+        "rank 1 → False",
+    ]
 
 
 def test_another_number_starts_other_ranks(ranks):
-    assert ranks("3", "world_size").splitlines() == ["3 ranks on cpu, gloo", "rank 0 → 3", "rank 1 → 3", "rank 2 → 3"]
+    assert ranks("3", "world_size").splitlines() == ["rank 0 → 3", "rank 1 → 3", "rank 2 → 3"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ class Classroom:
         config.CourseDirectory.source_directory = str(self.root / "solutions")
         config.CourseDirectory.release_directory = str(self.release)
         config.CourseDirectory.submitted_directory = str(self.staged)
+        config.CourseDirectory.autograded_directory = "autograded"
+        config.CourseDirectory.feedback_directory = "feedback"
         # Several write at a time, each for a moment; SQLite makes the others wait up to a minute.
         config.CourseDirectory.db_url = f"sqlite:///{self.into / 'gradebook.db'}?timeout=60"
         config.merge(Config(settings or {}))

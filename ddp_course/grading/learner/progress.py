@@ -52,7 +52,7 @@ def note_points(exercise: Exercise, points: int) -> str:
             now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             journal.append(path, {"exercise": exercise.id, "points": points, "of": exercise.points, "when": now})
     except (OSError, RuntimeError) as error:
-        return f"your progress was not noted: {error}"
+        return f"your progress was not noted: {getattr(error, 'strerror', None) or error}"
     return ""
 
 

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from ddp_course.grading.answer.execute import SturdyClient, cell_role
 from ddp_course.grading.exercise import Exercise
-from ddp_course.grading.registry import LESSONS, answer_cell, exercises_of, find_exercise
+from ddp_course.grading.registry import answer_cell, exercises_of, find_exercise
 
 _CHECK = "from ddp_course.grading import check as _check\n_check({id!r}, {function}, seed={seed})"
 
@@ -31,12 +31,6 @@ def chosen_exercises(what: str) -> tuple[Exercise, ...]:
     return (find_exercise(what),) if "." in what else exercises_of(what)
 
 
-def notebook_of(what: str, root: Path) -> Path:
-    """Return where a learner finds the exercises of a lesson."""
-    folder = LESSONS[what.partition(".")[0]]
-    return root / "exercises" / folder / f"{folder}.ipynb"
-
-
 def check_notebook(
     path: Path, exercises: tuple[Exercise, ...], seed: int = 0, say: Callable[[str], None] = print, **limits: int
 ) -> dict[str, float]:
@@ -47,7 +41,7 @@ def check_notebook(
         say: is given the text to show, as soon as it is known.
         limits: settings of `SturdyClient`, such as `answer_timeout=30`.
     Raises:
-        ValueError: the file is not there, or is no notebook.
+        OSError: the file cannot be read. ValueError: it is no notebook.
     """
     notebook, tests = with_checks(read_notebook(path), exercises, seed)
     client = _Reporter(notebook, tests, say, resources={"metadata": {"path": str(path.parent)}}, **limits)
@@ -56,13 +50,17 @@ def check_notebook(
 
 
 def read_notebook(path: Path) -> NotebookNode:
-    """Read a notebook, or raise ValueError with one sentence."""
+    """Read a notebook.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is none.
+    """
     try:
         return nbformat.read(path, as_version=4)
-    except FileNotFoundError:
-        raise ValueError(f"there is no notebook at {path}") from None
-    except Exception as error:  # whatever is wrong with the file
-        raise ValueError(f"{path} is not a notebook: {str(error).splitlines()[0][:100]}") from None
+    except OSError:
+        raise
+    except Exception:  # whatever is wrong with what is in the file
+        raise ValueError(f"{path} is not a notebook") from None
 
 
 def with_checks(

@@ -11,11 +11,13 @@ Read next: `watch.py`, then `compare.py`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import runpy
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -259,7 +261,7 @@ def _rehearsed(
     sys.path.insert(0, os.path.dirname(script))
     watch = Watch(script, notes, rank, wait_s, die_after, batches)
     watch.install()
-    torch.multiprocessing.spawn = _own_ranks(rank, world_size)
+    torch.multiprocessing.spawn = _own_ranks(rank, world_size, notes, wait_s)
     error: BaseException | None = None
     try:
         watch.calls.follow()
@@ -280,8 +282,17 @@ def _rehearsed(
         watch.at_end(error, lines[-1] if lines else None, error is not None and is_talking(error))
 
 
-def _own_ranks(rank: int, world_size: int):
-    """What stands in for `mp.spawn` on ranks that run already."""
+def _own_ranks(rank: int, world_size: int, notes: str, wait_s: float):
+    """What stands in for `mp.spawn` on ranks that run already: what stands after it is for rank 0 alone.
+
+    A folder that the program makes for its ranks has one name on all of them.
+    """
+    names = (f"made{number}" for number in itertools.count())
+
+    def mkdtemp(suffix=None, prefix=None, dir=None):
+        path = os.path.join(notes, next(names))
+        os.makedirs(path, exist_ok=True)
+        return path
 
     def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
         if nprocs != world_size:
@@ -291,8 +302,18 @@ def _own_ranks(rank: int, world_size: int):
             )
         for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # torchrun's; who starts ranks himself has none
+        tempfile.mkdtemp = own
         fn(rank, *args)
+        Path(notes, f"over{rank}").touch()
+        if rank:
+            raise SystemExit(0)
+        until = time.monotonic() + wait_s
+        while not all(Path(notes, f"over{each}").exists() for each in range(world_size)) and time.monotonic() < until:
+            time.sleep(0.01)
 
+    own = tempfile.mkdtemp
+    if Source(Path(sys.argv[0]).read_text(encoding="utf-8")).named("spawn"):
+        tempfile.mkdtemp = mkdtemp
     return spawn
 
 

@@ -12,6 +12,7 @@ from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_weights import CLOSE, EQUAL, different_start, equal_at_the_end, states
 from ddp_course.rehearsal.sketches import alike
 
+APART = 0.02  # relative; less may come from sums in another order
 FIT = 2e-5  # relative; what is told as a sum of the ranks' gradients is one to the precision of float32
 
 
@@ -70,9 +71,9 @@ def same_batch(one: Notes, many: Notes) -> Answer:
                 for facts, g in zip(many.ranks, ranks, strict=True)]  # fmt: skip
         uneven = np.allclose(shares, np.array(rows) / max(1, sum(rows)), atol=0.01)
         return Finding("loss-of-unequal-counts", line, evidence, LOOK if uneven and len(set(rows)) > 1 else WRONG)
-    if _noisy(many):
-        return None
     apart = np.abs(found - wanted).max() / size
+    if apart < APART or _noisy(many):
+        return None
     norms = " (a BatchNorm does)" if many.all("batchnorm") else ""
     evidence = f"on the same samples, one process has a gradient that differs by {apart:.0%}{norms}"
     return Finding("loss-of-whole-batch", line, evidence, NOTE if norms else LOOK)

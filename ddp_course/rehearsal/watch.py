@@ -95,7 +95,7 @@ class Watch:
 
     def at_group(self, call: Callable, *args: Any, **kwargs: Any) -> None:
         kwargs["timeout"] = min(timedelta(seconds=self.limit_s), kwargs.get("timeout") or timedelta(days=1))
-        if str(kwargs.get("init_method", "")).startswith("tcp:"):
+        if str(kwargs.get("init_method", "")).startswith(("tcp:", "file:")):
             kwargs["init_method"] = "env://"
         os.environ.update(self.meeting)  # who starts ranks himself has chosen a port, another one on each rank
         self.writer.note("group")
@@ -126,10 +126,11 @@ class Watch:
         self.calls.at_forward(replica)
         return call(replica, *args, **kwargs)
 
-    def at_hook(self, call: Callable, replica: DistributedDataParallel, state: Any, hook: Callable) -> None:
+    def at_hook(self, call: Callable, replica: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        hook = args[1] if len(args) > 1 else kwargs.get("hook")
         code = getattr(hook, "__code__", None)
         self.writer.note("hook", made=code.co_firstlineno if code and code.co_filename == self.writer.script else None)
-        call(replica, state, hook)
+        call(replica, *args, **kwargs)
 
     def at_no_sync(self, call: Callable, replica: DistributedDataParallel) -> Any:
         self.writer.note("no_sync")

@@ -124,6 +124,6 @@ class ChangesWatch:
                 kinds = sorted({str(each[1]).removeprefix("torch.") for each in after})
                 self.writer.note("converted", to=", ".join(kinds), at=self.writer.lines())
 
-    def at_metric(self, call: Callable, schedule: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
-        self.writer.note("metric", value=float(metrics))
-        call(schedule, metrics, *args, **kwargs)
+    def at_metric(self, call: Callable, schedule: ReduceLROnPlateau, *args: Any, **kwargs: Any) -> None:
+        self.writer.note("metric", value=float(args[0] if args else kwargs["metrics"]))
+        call(schedule, *args, **kwargs)

@@ -54,25 +54,28 @@ class FilesWatch:
             for name in ("exists", "isfile") if owner is os.path else ("exists", "is_file"):
                 around(owner, name, self.at_look)
 
-    def at_save(self, call: Callable, what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+    def at_save(self, call: Callable, *args: Any, **kwargs: Any) -> None:
+        what, file = [*args, *(kwargs[name] for name in ("obj", "f") if name in kwargs)][:2]
         if not isinstance(file, str | os.PathLike):  # into memory, as object collectives do
-            return call(what, file, *args, **kwargs)
+            return call(*args, **kwargs)
         path = os.path.abspath(file)
         self.writer.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what))
         if self.rank == 0:
             time.sleep(SAVE_TAKES_S)
-        call(what, file, *args, **kwargs)
+        call(*args, **kwargs)
         self.writer.note("saved", path=path, clock=time.monotonic())
         self.saved()
 
-    def at_load(self, call: Callable, file: Any, *args: Any, **kwargs: Any) -> Any:
+    def at_load(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
+        file = args[0] if args else kwargs.get("f")
         if isinstance(file, str | os.PathLike):
             there = os.path.lexists(file)
             self.writer.note("loading", path=os.path.abspath(file), clock=time.monotonic(), there=there)
-        return call(file, *args, **kwargs)
+        return call(*args, **kwargs)
 
-    def at_load_state(self, call: Callable, module: nn.Module, state: dict, *args: Any, **kwargs: Any) -> Any:
-        answer = call(module, state, *args, **kwargs)
+    def at_load_state(self, call: Callable, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        answer = call(module, *args, **kwargs)
+        state = args[0] if args else kwargs["state_dict"]
         lost = [name for name in (*answer.missing_keys, *answer.unexpected_keys)]
         prefix = any(name.startswith("module.") for name in lost)
         self.writer.note("loaded", lost=len(lost), prefix=prefix, of=len(state))

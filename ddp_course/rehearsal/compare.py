@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ddp_course.rehearsal.notes import Answer
 from ddp_course.rehearsal.run_of_changes import (
     clipped_before_sync,
+    empty_group,
     local_buffers,
     losses_differ,
     low_precision,
@@ -54,6 +55,7 @@ QUESTIONS: dict[str, Callable[..., Answer]] = {
     "find-unused-without-need": find_unused,
     "clipped-before-sync": clipped_before_sync,
     "losses-differ": losses_differ,
+    "empty-group": empty_group,
     "local-buffers": local_buffers,
     "models-differ": models_differ,
     "reseeded": reseeded,

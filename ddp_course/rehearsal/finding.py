@@ -67,6 +67,14 @@ FAULTS = {
         "a rank's own share is divided between the ranks once more, so part of the samples is never read",
         "either give each rank its own files, or a DistributedSampler over all of them",
     ),
+    "unordered-names": (
+        "numbers are given in the order of a set, which for texts differs from process to process",
+        "sorted(set(…))",
+    ),
+    "empty-group": (
+        "an optimizer's group has no parameters: what it is meant for has another rate, or none",
+        "inside a wrapped model all names begin with `module.`: build the groups from model.module",
+    ),
     "losses-differ": (
         "the ranks train with different losses: a weight in it comes from a rank's own samples",
         "all_reduce the counts that the weights are made of",

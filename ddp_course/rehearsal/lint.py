@@ -50,6 +50,7 @@ RULES: dict[str, Callable[[Source], Found]] = {
     "unguarded-save": ranks.unguarded_save,
     "collective-under-rank-0": ranks.collective_under_rank_0,
     "set-order": ranks.set_order,
+    "unordered-names": ranks.unordered_names,
     "lost-broadcast": ranks.lost_broadcast,
     "unwaited": ranks.unwaited,
     "fixed-address": starts.fixed_address,

@@ -94,6 +94,11 @@ def low_precision(notes: Notes) -> Answer:
     return None
 
 
+def empty_group(notes: Notes) -> Answer:
+    empty = notes.all("empty group")
+    return Finding("empty-group", empty[0]["line"], "", LOOK) if empty else None
+
+
 def clipped_before_sync(notes: Notes) -> Answer:
     clipped = notes.all("clipped")
     if clipped:

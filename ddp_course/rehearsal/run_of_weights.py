@@ -86,6 +86,11 @@ def drift(notes: Notes) -> Answer:
         return RIGHT
     apart = next((row for row in rows if not all(alike(row[0]["sketch"], each["sketch"], EQUAL) for each in row)), None)
     if apart is None:
+        loads = notes.of("loaded")
+        if equal is False and len(set(map(len, loads))) > 1:
+            most = max(range(len(loads)), key=lambda rank: len(loads[rank]))
+            counts = ", ".join(f"rank {rank} {len(each)} times" for rank, each in enumerate(loads))
+            return Finding("models-differ", loads[most][-1]["line"], f"a state is loaded by {counts}")
         steps = [len(each) // 2 for each in notes.of("weights")]
         if equal is None or len(set(steps)) == 1:
             return None if equal is None else Finding("drift", None, "after the last step the ranks' weights differ")

@@ -151,6 +151,17 @@ def set_order(source: Source) -> Found:
             yield loop, f"{last_name(call)} runs in the order of a set, line {call.lineno}"
 
 
+def unordered_names(source: Source) -> Found:
+    """A list or an index made of a set that may hold texts."""
+    for call in source.named("list", "tuple", "enumerate"):
+        over = call.args[0] if call.args else None
+        comprehended = isinstance(over, ast.SetComp)
+        named = isinstance(over, ast.Call) and last_name(over) in ("set", "frozenset") and _unordered(over)
+        if (comprehended or named) and isinstance(source.parent.get(call), ast.Assign | ast.comprehension):
+            yield call, "the set's order goes into what this makes"
+            return
+
+
 def _unordered(node: ast.AST) -> bool:
     """Whether it is a set, of texts as far as one can see: those of whole numbers have one order everywhere."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub | ast.BitXor):

@@ -81,7 +81,7 @@ def _wrapped_otherwise(source: Source) -> bool:
 def past_the_replica(source: Source) -> Found:
     """A training forward through the module inside a replica: its gradients are this rank's own."""
     wraps = source.named("DistributedDataParallel", "DDP")
-    if len(wraps) > 1:  # of two networks, one is often asked without being trained
+    if len(wraps) > 1 or len(source.wrapped) > 1:  # of two networks, one is often asked without being trained
         return
     inside = {}  # the plain model's name
     for call in wraps:

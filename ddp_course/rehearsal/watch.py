@@ -164,6 +164,8 @@ class Watch:
         call(optimizer, group)
         own = [each for each in optimizer.param_groups[-1]["params"] if not _sharded(each)]
         self.trained.setdefault(id(optimizer), []).extend(own)
+        if not optimizer.param_groups[-1]["params"]:
+            self.writer.note("empty group")
         for parameter in own:
             if id(parameter) not in self.known and parameter.requires_grad:
                 self.known.add(id(parameter))

@@ -10,6 +10,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
+import front  # noqa: E402
 import pages  # noqa: E402
 
 project, author = "The DDP course", "The DDP course authors"
@@ -73,6 +74,8 @@ if repository := os.environ.get("GITHUB_REPOSITORY"):
 
 def setup(app):
     """Write the pages that are made of the package, link terms to the glossary, and describe pictures."""
+    for name, made in {"changes.diff": front.changes, "hang.txt": front.hang, "ring.svg": front.ring}.items():
+        pages.write(DOCS / "made" / name, made())
     pages.write_errors(DOCS / "made" / "errors.md")
     pages.write_reference(DOCS / "made")
     app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before napoleon

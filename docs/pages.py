@@ -21,7 +21,7 @@ PARTS = ("launcher", "data", "parallel", "checkpoint", "train", "scaling", "beyo
 
 def write_errors(path: Path) -> None:
     """Write a page of hangs, error texts and silent faults, each with its cause, its cure, and where to see it."""
-    _write(path, errors.page())
+    write(path, "\n".join(errors.page()))
 
 
 def write_reference(folder: Path) -> None:
@@ -41,13 +41,12 @@ def write_reference(folder: Path) -> None:
             inner = "   :no-index:" if module in names else "   :members:\n   :ignore-module-all:"
             lines += [] if module in names else [f"## `{module}`\n"]
             lines += ["```{eval-rst}", f".. automodule:: {module}", inner, "```\n"]
-        _write(folder / f"{page}.md", lines)
+        write(folder / f"{page}.md", "\n".join(lines))
 
 
-def _write(path: Path, lines: list[str]) -> None:
+def write(path: Path, text: str) -> None:
     """Write a page if it has changed, so that an unchanged one is not read again."""
     path.parent.mkdir(exist_ok=True)
-    text = "\n".join(lines)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 

@@ -1,5 +1,6 @@
 """Is the site whole: each link, each picture's text, no error in the browser, no page that a phone must push aside?"""
 
+import html
 import re
 import subprocess
 import sys
@@ -96,6 +97,18 @@ def test_it_answers_what_people_look_for_and_is_not_large(site):
     )
     exercise = (site / "exercises/07_gradient_bucketing/07_gradient_bucketing.html").read_text()
     assert exercise.count("<summary>Hint</summary>") == 4
+
+
+def test_the_home_page_shows_the_courses_own_lines_report_and_sums(site):
+    page = (site / "docs/index.html").read_text("utf-8")
+    text = html.unescape(re.sub(r"<[^>]*>", "", page))
+    added = re.findall(r"^\+ (.*)$", text, re.MULTILINE)
+    after = (ROOT / "programs/ddp.py").read_text()
+    assert len(added) >= 6 and all(line in after for line in added)
+    assert re.search(r"^- sampler = RandomSampler.*\n\+ sampler = DistributedSampler", text, re.MULTILINE)
+    assert "rank 2 never entered all_reduce #3" in text and "Every rank must call every collective." in text
+    sums = re.findall(r'class="full[^"]*"[^>]*><rect [^>]*/><text [^>]*>(\d+)<', page)
+    assert sums == ["11", "9", "12", "10"] * 4  # of (1, 2, 3, 4), (5, 1, 2, 2), (2, 4, 1, 3) and (3, 2, 6, 1)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (900, "dark"), (1500, "light")])

@@ -62,12 +62,12 @@ RACES = {"early-load"}  # one run that went well refutes no race
 FOLLOWS = {
     "crash": {"drift", "not-averaged"},
     "hang": {"drift"},
-    **dict.fromkeys(CALLS, {"drift", "collective-order", "crash"}),
+    **dict.fromkeys(CALLS, {"drift", "collective-order", "crash", "hang"}),
     **dict.fromkeys(("same-draws", "sampler-differs", "stale-workers"), {"same-rows", "missing-set-epoch"}),
     **dict.fromkeys(CHANGES, {"drift", "not-averaged", "loss-of-whole-batch"}),
     "not-averaged": {"drift"},
     "different-start": {"drift", "not-averaged"},
-    "same-rows": {"split-leak"},
+    "split-leak": {"same-rows"},
     "loss-of-unequal-counts": {"mean-of-means", "loss-of-whole-batch"},
     "local-batchnorm": {"loss-of-whole-batch"},
 }
@@ -141,15 +141,16 @@ def rehearse(
         }
         for fault, question in compare.QUESTIONS.items():
             answers[fault] = question(whole, source) if fault in compare.OF_TEXT_TOO else question(whole)
-        if not failure and not alone:
-            answers["lr-not-scaled"] = two_runs.rate(one, whole)
-            answers["schedule-length"] = schedule_length(one, whole)
+        if not failure:
             loss = two_runs.same_batch(one, whole)
             answers["loss-of-unequal-counts"] = (
                 replace(loss, line=source.origin(loss.line)) if isinstance(loss, Finding) else loss
             )
             if not isinstance(answers["not-averaged"], Finding):
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
+        if not failure and not alone:
+            answers["lr-not-scaled"] = two_runs.rate(one, whole)
+            answers["schedule-length"] = schedule_length(one, whole)
         drifted = answers["drift"]
         if isinstance(drifted, Finding) and drifted.fault == "drift" and (apart := steps(whole, source.text)):
             answers["drift"] = apart

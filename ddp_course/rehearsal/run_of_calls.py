@@ -101,7 +101,7 @@ def _unlike(who: tuple[int, int], a: dict, b: dict) -> Finding:
 
 def _inside_join(who: tuple[int, int], one: list, other: list) -> Finding | None:
     """Collectives of the program's own under join(), unequally many."""
-    own = [[fact for fact in facts if fact.get("joined") and fact["op"] not in IMPLIED] for facts in (one, other)]
+    own = [[fact for fact in facts if fact.get("joined") and fact.get("own")] for facts in (one, other)]
     if len(own[0]) == len(own[1]):
         return None
     line = max(own, key=len)[0]["line"]

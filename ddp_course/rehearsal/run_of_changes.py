@@ -73,11 +73,12 @@ def reseeded(notes: Notes) -> Answer:
 
 def running_sums(notes: Notes) -> Answer:
     """Sums that are reduced in place, added to and reduced again; sums in half precision."""
-    lines: dict[int, list[bool]] = defaultdict(list)
+    lines: dict[int, list[dict]] = defaultdict(list)
     for fact in notes.of("again")[0] if notes.ranks else ():
-        lines[fact["line"]].append(fact["grows"])
-    for line, grows in lines.items():
-        if len(grows) > 1 and all(grows):
+        lines[fact["line"]].append(fact)
+    for line, facts in lines.items():
+        grows = [fact for fact in facts if fact["grows"]]
+        if len(grows) > 1 and not any(fact["shrinks"] for fact in facts):
             return Finding(
                 "reduced-again", line, f"it only grew between {len(grows) + 1} reduces of the same tensor", LOOK
             )

@@ -139,6 +139,9 @@ def mean_of_means(source: Source) -> Found:
         for target in node.targets
         if any(isinstance(each, ast.Call) and SCORES.search(last_name(each)) for each in ast.walk(node.value))
     }
+    for node in source.all(ast.Assign):  # t = torch.tensor(score)
+        if held := words_in(node.value) & scores.keys():
+            scores |= {last_name(target): scores[min(held)] for target in node.targets}
     for call in source.named("all_reduce", "reduce"):
         if not call.args:
             continue

@@ -89,9 +89,10 @@ class CallsWatch:
         def seen(call: Callable, *args: Any, **kwargs: Any) -> Any:
             group = kwargs.get("group")
             members = dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else None
+            own = "/torch/" not in sys._getframe(2).f_code.co_filename  # seen, stand_in, whoever called
             if members is None or len(members) == dist.get_world_size():
                 given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-                self.note(op, size=given[0].numel() if given else None,
+                self.note(op, own=own, size=given[0].numel() if given else None,
                           dtype=str(given[0].dtype).removeprefix("torch.") if given else None)  # fmt: skip
             return call(*args, **kwargs)
 

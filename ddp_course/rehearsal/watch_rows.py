@@ -117,8 +117,8 @@ class RowsWatch:
         before = self.sums.get(tensor.data_ptr())
         if before is not None and before.shape == tensor.shape:
             now = tensor.detach()
-            grows = bool((now >= before).all() and (now > before).any() and (before > 0).any())
-            self.writer.note("again", grows=grows)
+            grows = bool((now > before).any() and (before > 0).any())
+            self.writer.note("again", grows=grows, shrinks=bool((now < before).any()))
         if tensor.dtype in (torch.bfloat16, torch.float16):
             self.writer.note("half", dtype=str(tensor.dtype).removeprefix("torch."), size=tensor.numel())
 

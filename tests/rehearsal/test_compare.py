@@ -204,7 +204,7 @@ def test_names_reduced_in_another_order_are_seen_and_names_of_other_things_are_n
 def test_calls_under_join_may_differ_in_number_unless_they_are_the_programs_own():
     inside = [call("backward", 5, joined=1)]
     assert run_of_calls.calls(notes(inside * 3, inside * 2), PART, False) == RIGHT
-    own = [*inside, call("all_reduce", 6, joined=1)]
+    own = [*inside, call("all_reduce", 6, joined=1, own=True)]
     assert run_of_calls.calls(notes(own * 3, own * 2), PART, False).fault == "collective-under-join"
 
 

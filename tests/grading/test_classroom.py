@@ -139,7 +139,7 @@ def test_bad_submissions_are_named_with_the_reason(graded):
 def test_the_gradebook_has_a_row_for_each_and_the_reason_where_there_are_no_points(graded):
     from nbgrader.api import Gradebook
 
-    with Gradebook(f"sqlite:///{graded[1] / 'out' / 'gradebook.db'}", "ddp_course") as gradebook:
+    with Gradebook(f"sqlite:///{graded[1] / 'class' / 'gradebook.db'}", "ddp_course") as gradebook:
         submissions = gradebook.assignment_submissions(FOLDER)
         scores = {s.student.id: (s.score, s.max_score) for s in submissions}
         manual = [grade.name for s in submissions for grade in s.notebooks[0].grades if grade.needs_manual_grade]

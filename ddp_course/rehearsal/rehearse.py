@@ -158,7 +158,7 @@ def rehearse(
             answers["hang"] = hang(whole, failure)
         answers["inexact-resume"] = None
         if not failure and whole.all("saved"):
-            say("running it again, killed after its first save and started anew")
+            say("running it again, killed after its first save and started again")
             answers["inexact-resume"] = stage.killed_and_resumed(whole)
     started = not failure or bool(whole.all("group")) and not (alone and not whole.all("call"))
     return _told(by_text, answers, failure, started)

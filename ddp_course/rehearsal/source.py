@@ -204,7 +204,7 @@ class Source:
         return next((each.lineno for each in self.above(node) if isinstance(each, ast.If)), None) if node else None
 
     def writes(self, name: str) -> list[int]:
-        """The lines that change something of this name in place, or assign it anew outside of __init__."""
+        """The lines that change something of this name in place, or assign it again outside of __init__."""
         found = [call.lineno for call in self.all(ast.Call) if isinstance(call.func, ast.Attribute)
                  and last_name(call).endswith("_") and name in words_in(call.func)]  # fmt: skip
         for kind in (ast.Assign, ast.AugAssign):

@@ -35,6 +35,7 @@ from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
 from ddp_course.rehearsal.run_of_changes import schedule_length
+from ddp_course.rehearsal.run_of_rows import asked_in_workers
 from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch import Watch
 
@@ -151,6 +152,8 @@ def rehearse(
         if not failure and not alone:
             answers["lr-not-scaled"] = two_runs.rate(one, whole)
             answers["schedule-length"] = schedule_length(one, whole)
+        if isinstance(answers["same-rows"], Finding):
+            answers["same-rows"] = asked_in_workers(answers["same-rows"], whole, source)
         drifted = answers["drift"]
         if isinstance(drifted, Finding) and drifted.fault == "drift" and (apart := steps(whole, source.text)):
             answers["drift"] = apart

@@ -5,12 +5,14 @@ Read next: `run_of_weights.py`.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
+from dataclasses import replace
 
 from ddp_course.rehearsal.finding import LOOK, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.source import Source
+from ddp_course.rehearsal.source import Source, last_name
 
 WAITING, WAIT_S = 0.5, 10e-3  # share of the time, and seconds a batch, spent waiting for rows
 FEW = 8  # rows in the same order that may agree by chance, where a data set holds equal rows
@@ -62,6 +64,19 @@ def same_rows(notes: Notes) -> Answer:
     if draws and draws["sampler"] != "RandomSampler":
         return Finding("same-draws", draws["line"], f"{draws['sampler']}: {evidence}") if same_order else None
     return Finding("same-rows", line, evidence, WRONG if same_order or len(shared) < fewest else LOOK)
+
+
+def asked_in_workers(found: Finding, notes: Notes, source: Source) -> Finding:
+    """Of samples that are the same, whether a data set asks for its rank in a worker, where there is no group."""
+    asks = {"get_rank", "get_world_size", "is_initialized"}
+    reads = [each for each in source.all(ast.FunctionDef) if each.name in ("__iter__", "__getitem__")]
+    call = next((c for each in reads if (c := source.reaches(each, frozenset(asks)))), None)
+    if call is None or not any(fact["workers"] for fact in notes.all("loader")):
+        return found
+    evidence = f"{last_name(call)} is asked in a worker, where no process group exists; {found.evidence}"
+    return replace(
+        found, line=call.lineno, evidence=evidence, cure="ask in the main process, and give it to the data set"
+    )
 
 
 RANDOM = {"RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler"}

@@ -203,6 +203,12 @@ class Source:
         node = self.statements.get(line)
         return next((each.lineno for each in self.above(node) if isinstance(each, ast.If)), None) if node else None
 
+    def constructs(self, line: int) -> bool:
+        """Whether the line is in a constructor."""
+        node = self.statements.get(line)
+        function = self.function_of(node) if node else None
+        return function is not None and function.name == "__init__"
+
     def writes(self, name: str) -> list[int]:
         """The lines that change something of this name in place, or assign it again outside of __init__."""
         found = [call.lineno for call in self.all(ast.Call) if isinstance(call.func, ast.Attribute)

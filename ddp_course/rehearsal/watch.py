@@ -107,6 +107,7 @@ class Watch:
         call(module, name, parameter)
         if parameter is not None:
             self.born[id(parameter)] = self.writer.line()
+            self.changes.made[id(parameter)] = self.writer.lines()
 
     def at_wrapping(self, call: Callable, replica: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         self.calls.note("DistributedDataParallel")
@@ -249,7 +250,7 @@ class Watch:
             self.writer.note("gradients", **gradients)
             self.data.at_step()
             if self.replicas and not self.steps:
-                self.changes.at_first_step([p for p in parameters if p.grad is not None], self.born)
+                self.changes.at_first_step([p for p in parameters if p.grad is not None])
         for parameter in parameters:
             self.local.pop(id(parameter), None)
         each = {} if self.steps else {"each": [[self.born.get(id(p)), *weights([p])] for p in parameters]}

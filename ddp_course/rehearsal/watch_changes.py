@@ -33,6 +33,7 @@ class ChangesWatch:
         self.trainable: dict[int, dict[int, torch.Tensor]] = {}  # of each replica, when it was made
         self.present: dict[int, dict[int, torch.Tensor]] = {}
         self.told: set[tuple[int, str]] = set()
+        self.made: dict[int, list[int]] = {}  # parameter -> the lines at work when it was made
         self.thawed: dict[int, list[int]] = {}  # parameter -> the lines at work when it was thawed
         self.applying = self.losses = self.buffers = 0
         self.evaluations: Counter[tuple] = Counter()
@@ -59,11 +60,12 @@ class ChangesWatch:
             self.thawed[id(tensor)] = self.writer.lines()
         return call(tensor, requires_grad)
 
-    def at_first_step(self, trained: list[torch.Tensor], born: dict[int, int | None]) -> None:
+    def at_first_step(self, trained: list[torch.Tensor]) -> None:
         """Which parameters are trained outside of every replica, and which were changed since they were wrapped?"""
         held = set().union(*self.present.values())
         for each in (p for p in trained if id(p) not in held):
-            self.writer.note("outside", made=born.get(id(each)))
+            lines = self.made.get(id(each), [])  # out of the constructors, to where the module is made
+            self.writer.note("outside", made=next((n for n in lines if not self.source.constructs(n)), None))
         for parameters in self.present.values():
             self.writer.note("begins as", each=[weights([p]) for p in parameters.values()])
             break

@@ -30,7 +30,7 @@ from ddp_course.diagnose.recognise import recognise
 from ddp_course.launcher import RankError, launch
 from ddp_course.launcher.failure import is_talking
 from ddp_course.rehearsal import compare, two_runs
-from ddp_course.rehearsal.finding import GRADES, NOTE, WRONG, Finding
+from ddp_course.rehearsal.finding import GRADES, LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
@@ -67,6 +67,7 @@ FOLLOWS = {
     **dict.fromkeys(("same-draws", "sampler-differs", "stale-workers"), {"same-rows", "missing-set-epoch"}),
     **dict.fromkeys(CHANGES, {"drift", "not-averaged", "loss-of-whole-batch"}),
     "not-averaged": {"drift"},
+    "early-load": {"drift", "models-differ"},
     "different-start": {"drift", "not-averaged"},
     "split-leak": {"same-rows"},
     "loss-of-unequal-counts": {"mean-of-means", "loss-of-whole-batch"},
@@ -153,7 +154,9 @@ def rehearse(
             answers["lr-not-scaled"] = two_runs.rate(one, whole)
             answers["schedule-length"] = schedule_length(one, whole)
         if isinstance(answers["same-rows"], Finding):
-            answers["same-rows"] = asked_in_workers(answers["same-rows"], whole, source)
+            made = next((call.lineno for call in source.named("DataLoader")), None)
+            same = replace(answers["same-rows"], line=answers["same-rows"].line or made)
+            answers["same-rows"] = asked_in_workers(same, whole, source)
         drifted = answers["drift"]
         if isinstance(drifted, Finding) and drifted.fault == "drift" and (apart := steps(whole, source.text)):
             answers["drift"] = apart
@@ -181,6 +184,11 @@ def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str, star
         settled = named
     rest = [each for each in by_text if each.fault not in settled]
     findings = {*seen, *rest}
+    wrong = {each.fault for each in findings if each.grade == WRONG}
+    findings = {  # what explains a finding that is wrong is no longer only worth a look
+        replace(each, grade=WRONG) if each.grade == LOOK and FOLLOWS.get(each.fault, set()) & wrong else each
+        for each in findings
+    }
     behind = set().union(*(FOLLOWS.get(each.fault, set()) - {each.fault} for each in findings if each.grade != NOTE))
     findings = {each for each in findings if each.fault not in behind}
     right = [fault for fault, answer in answers.items() if answer == RIGHT and not failure]

@@ -142,8 +142,25 @@ def resumed(whole: Notes, killed: Notes, again: Notes) -> Answer:
         return _inexact(again, killed, "it starts from weights that the uninterrupted run never had")
     for index, (one, other) in enumerate(zip(all_states[start:], after, strict=False)):
         if not alike(one, other, 1e-5):
+            if epochs := _other_epoch(whole, again, start):
+                return epochs
             return _inexact(again, killed, f"{(index + 1) // 2} steps after it resumed, the weights differ")
     return RIGHT
+
+
+def _other_epoch(whole: Notes, again: Notes, start: int) -> Finding | None:
+    """Whether the sampler of a resumed run begins in another epoch than the uninterrupted run was in."""
+    passes = [fact for fact in again.ranks[0] if fact["what"] == "sampler" and fact["shuffle"]]
+    seen = states(whole)[0][start:]
+    at = whole.ranks[0].index(seen[0])
+    epochs = [fact["epoch"] for fact in whole.ranks[0][:at] if fact["what"] == "sampler" and fact["shuffle"]]
+    later = [fact["epoch"] for fact in whole.ranks[0][at:] if fact["what"] == "sampler" and fact["shuffle"]]
+    due = {*epochs[-1:], *later[:1]}
+    if not passes or not due or passes[0]["epoch"] in due:
+        return None
+    evidence = f"the sampler begins with epoch {passes[0]['epoch']} again, where the uninterrupted run had {max(due)}"
+    return Finding("inexact-resume", passes[0]["line"], evidence,
+                   cure="give set_epoch the number of epochs that are done, also those before the resume")  # fmt: skip
 
 
 def _inexact(again: Notes, killed: Notes, evidence: str) -> Finding:

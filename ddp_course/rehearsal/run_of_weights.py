@@ -117,6 +117,12 @@ def _why(notes: Notes, apart: tuple[dict, ...]) -> Finding | None:
         names = sorted({fact["name"] for fact in thawed})
         seen = f"{len(names)} parameters, {names[0]} among them, were thawed by line {line}"
         return Finding("thawed-after-wrapping", outer[0] if len(outer) > 1 else line, f"{seen}; {differ}")
+    restored = [[fact["of"] for fact in facts] for facts in notes.of("restored")]
+    if len(set(map(len, restored))) > 1:
+        most = max(range(len(restored)), key=lambda rank: len(restored[rank]))
+        line = notes.of("restored")[most][0]["line"]
+        return Finding("inexact-resume", line, f"rank {most} alone loads the state of its {restored[most][0]}; {differ}",
+                       cure="load the checkpoint on every rank")  # fmt: skip
     if rates := _rates(notes):
         return rates
     if outside := notes.all("outside"):

@@ -121,7 +121,7 @@ def _why(notes: Notes, apart: tuple[dict, ...]) -> Finding | None:
     if len(set(map(len, restored))) > 1:
         most = max(range(len(restored)), key=lambda rank: len(restored[rank]))
         line = notes.of("restored")[most][0]["line"]
-        return Finding("inexact-resume", line, f"rank {most} alone loads the state of its {restored[most][0]}; {differ}",
+        return Finding("inexact-resume", line, f"rank {most} alone loads its {restored[most][0]}'s state; {differ}",
                        cure="load the checkpoint on every rank")  # fmt: skip
     if rates := _rates(notes):
         return rates

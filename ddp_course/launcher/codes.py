@@ -30,8 +30,8 @@ CODES = {
     "outside-group": "a rank called a collective on a group that it is not in",
     "limit": "no result within limit_s",
 }
-_MARK = "ddp-course: "
-_LINE = re.compile(rf"{_MARK}(\{{.*\}})")
+MARK = "ddp-course: "
+_LINE = re.compile(rf"{MARK}(\{{.*\}})")
 
 
 def in_notebook() -> bool:
@@ -41,12 +41,12 @@ def in_notebook() -> bool:
 
 def written(facts: dict[str, Any]) -> str:
     """Return the line of a log that says what failed."""
-    return f"{_MARK}{json.dumps({name: value for name, value in facts.items() if value not in ('', {})})}"
+    return f"{MARK}{json.dumps({name: value for name, value in facts.items() if value not in ('', {})})}"
 
 
 def found_in(text: str) -> dict[str, Any]:
     """Read the first such line; {} if there is none."""
-    for found in _LINE.finditer(text) if _MARK in text else ():
+    for found in _LINE.finditer(text) if MARK in text else ():
         try:
             facts = json.loads(found[1])
         except ValueError:

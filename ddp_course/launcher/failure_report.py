@@ -93,7 +93,7 @@ class RankError(RuntimeError):
     def report(self) -> str:
         """The message and the notes, for people."""
         notes = getattr(self, "__notes__", [])
-        return "\n".join([str(self), *(note for note in notes if note != self.log_line)])
+        return "\n".join([str(self), *(note for note in notes if not note.startswith(codes.MARK))])
 
     @property
     def log_line(self) -> str:

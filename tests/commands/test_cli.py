@@ -34,7 +34,7 @@ def test_help_names_every_command_and_needs_no_torch(monkeypatch, capsys):
     assert all(f"\n  {word} " in told for word in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("argv", ["--help", "--version", "lint programs/ddp.py", "hint 03.2", "read README.md"])
+@pytest.mark.parametrize("argv", ["--help", "--version", "lint programs/ddp.py", "hint 03.2", "read LICENSE"])
 def test_what_needs_no_torch_answers_at_once(argv):
     bare = [sys.executable, "-c", "pass"]
     told = [sys.executable, "-X", "importtime", "-m", "ddp_course.cli", *argv.split()]
@@ -253,7 +253,14 @@ def test_a_wrong_option_is_a_sentence_and_status_2(environ, argv, sentence, by_h
 
 @pytest.mark.parametrize(
     ("error_type", "told"),
-    [("DatasetError", "mnist is not in ...\n"), ("ZeroDivisionError", "the whole report\n\nWhere the ranks were:\n")],
+    [
+        ("DatasetError", "mnist is not in ...\n"),
+        (
+            "ZeroDivisionError",
+            "the whole report\n\nWhere the ranks were:\n"
+            'ddp-course: {"code": "raised", "rank": 1, "error": "ZeroDivisionError: mnist is not in ..."}\n',
+        ),
+    ],
 )
 def test_a_known_failure_on_the_ranks_is_one_sentence_and_any_other_the_whole_report(
     error_type, told, by_hand, monkeypatch, capsys

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddp_course import cli
 from ddp_course.commands import drill as command
 from ddp_course.diagnose.drill import CHANNELS, LEVELS, drawn, solve
 from ddp_course.diagnose.drill_job import happen
@@ -110,8 +111,10 @@ def test_an_answer_that_cannot_be_is_explained(words, said, capsys):
 
 def test_a_folder_that_is_taken_stays_as_it_is(tmp_path, capsys):
     (tmp_path / "rank0.log").write_text("mine")
-    for into in (tmp_path, tmp_path / "rank0.log", tmp_path / "rank0.log" / "below"):
+    for into in (tmp_path, tmp_path / "rank0.log"):
         with pytest.raises(SystemExit) as ended:
             command.main(["--into", str(into)])
         assert ended.value.code == 2 and str(into) in capsys.readouterr().err
+    below = tmp_path / "rank0.log" / "below"
+    assert cli.main(["drill", "--into", str(below)]) == 2 and str(below) in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

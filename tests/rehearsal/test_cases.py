@@ -11,6 +11,7 @@ import pytest
 from ddp_course.rehearsal.finding import WRONG
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.rehearse import rehearse
+from tests.rehearsal.strangers import rehearsed, scripts, verdict
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text().splitlines()]
 NEAR = 1  # lines
@@ -40,3 +41,26 @@ def test_the_text_of_a_right_program_shows_nothing_wrong(case):
     assert wrong(found) == []
     if case["name"].startswith("min/"):
         assert found == []
+
+
+@pytest.mark.parametrize(
+    "script", [each for each in scripts("newcomers") if not each["faults"]], ids=lambda s: s["name"]
+)
+def test_the_text_of_a_newcomers_right_program_shows_nothing_wrong(script):
+    assert wrong(lint(script["text"])) == []
+
+
+# Of the newcomers' scripts, one for each cause that no case above has.
+SAMPLE = [
+    *("length_buckets", "multitask_heads", "shard_weights", "stream_ctr", "deepening", "flow_actnorm", "gru_accum"),
+    *("micro_batches", "robot_arms", "outlier_guard", "resnet_digits", "continue_run", "best_reload", "spawn_trainer"),
+    *("join_uneven", "hooked_wrapper", "nan_consensus", "spawn_dataclass", "zero_adamw", "gan_balanced"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_newcomers_script_is_judged_as_its_writer_says(name):
+    script = next(each for each in scripts("newcomers") if each["name"] == f"{name}.py")
+    assert verdict(script, rehearsed(script)) == ("named" if script["faults"] else "left alone")

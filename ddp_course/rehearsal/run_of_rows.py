@@ -173,17 +173,17 @@ def no_set_epoch(notes: Notes) -> Answer:
         if fact["shuffle"]:
             passes[fact["id"]].append(fact)
     again = [facts for facts in passes.values() if len(facts) > 1]
-    for facts, rows in orders(notes):  # a sampler or data set of the program's own
-        quiet = len(facts) > 1 and facts[0]["sets_epoch"] and facts[0]["counts"] == facts[1]["counts"]
-        if quiet and len(rows[0]) >= FEW and rows[0] == rows[1] and sorted(rows[0]) != rows[0]:
-            evidence = "it has a set_epoch, which never reaches it: both passes read the same samples in the same order"
-            return Finding("missing-set-epoch", facts[0]["line"], evidence)
     for facts in again:
         if len({fact["epoch"] for fact in facts}) < len(facts):
             epochs = ", ".join(str(fact["epoch"]) for fact in facts[:4])
             return Finding(
                 "missing-set-epoch", facts[0]["line"], f"{len(facts)} passes, in the order of epochs {epochs}"
             )
+    for facts, rows in orders(notes):  # a sampler or data set of the program's own
+        quiet = len(facts) > 1 and facts[0]["sets_epoch"] and facts[0]["counts"] == facts[1]["counts"]
+        if quiet and len(rows[0]) >= FEW and rows[0] == rows[1] and sorted(rows[0]) != rows[0]:
+            evidence = "it has a set_epoch, which never reaches it: both passes read the same samples in the same order"
+            return Finding("missing-set-epoch", facts[0]["line"], evidence)
     return RIGHT if again else None
 
 

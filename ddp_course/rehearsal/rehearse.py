@@ -297,6 +297,8 @@ def _rehearsed(
             if error
             else []
         )
+        if rank == 0:
+            Path(notes, "main").touch()
         watch.at_end(error, lines[-1] if lines else None, error is not None and is_talking(error))
 
 
@@ -323,11 +325,13 @@ def _own_ranks(rank: int, world_size: int, notes: str, wait_s: float):
         tempfile.mkdtemp = own
         fn(rank, *args)
         Path(notes, f"over{rank}").touch()
+        # Rank 0 goes on when all are over; the others leave when it is, too, since leaving may clear a folder away.
+        awaited = ["main"] if rank else [f"over{each}" for each in range(world_size)]
+        until = time.monotonic() + wait_s
+        while not all(Path(notes, each).exists() for each in awaited) and time.monotonic() < until:
+            time.sleep(0.01)
         if rank:
             raise SystemExit(0)
-        until = time.monotonic() + wait_s
-        while not all(Path(notes, f"over{each}").exists() for each in range(world_size)) and time.monotonic() < until:
-            time.sleep(0.01)
 
     own = tempfile.mkdtemp
     if Source(Path(sys.argv[0]).read_text(encoding="utf-8")).named("spawn"):

@@ -52,9 +52,9 @@ def test_the_text_of_a_newcomers_right_program_shows_nothing_wrong(script):
 
 # Of the newcomers' scripts, one for each cause that no case above has.
 SAMPLE = [
-    *("length_buckets", "multitask_heads", "shard_weights", "stream_ctr", "deepening", "flow_actnorm", "gru_accum"),
-    *("micro_batches", "robot_arms", "outlier_guard", "resnet_digits", "continue_run", "best_reload", "spawn_trainer"),
-    *("join_uneven", "hooked_wrapper", "nan_consensus", "spawn_dataclass", "zero_adamw", "gan_balanced"),
+    *("length_buckets", "multitask_heads", "stream_ctr", "gru_accum", "continue_run", "spawn_trainer"),
+    *("holdout_probe", "uneven_sites", "momentum_resume", "per_class_table"),
+    *("join_uneven", "nan_consensus", "spawn_dataclass", "gan_pair", "ring_reduce"),
 ]
 
 

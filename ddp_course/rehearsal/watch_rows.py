@@ -75,7 +75,11 @@ class RowsWatch:
 
     def at_pass(self, call: Callable, loader: DataLoader) -> Iterator:
         owners = [innermost(loader.dataset), loader.sampler, loader.batch_sampler]
-        sets_epoch = any(callable(getattr(owner, "set_epoch", None)) for owner in owners)
+        sets_epoch = any(  # torch's own has a question of its own, and what does not shuffle needs no epoch
+            callable(getattr(owner, "set_epoch", None)) and getattr(owner, "shuffle", True) is not False
+            for owner in owners
+            if type(owner) is not DistributedSampler
+        )
         counts = {f"{type(owner).__name__}.{name}": value for owner in owners if hasattr(owner, "__dict__")
                   for name, value in vars(owner).items() if type(value) is int}  # fmt: skip
         number = self.loaders.get(id(loader), -1)

@@ -120,6 +120,7 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     if case.kind == "straight":
         if case.steps % case.every:
             return Note(straight)
+        dist.barrier()  # where other ranks write, too, they have done so
         if rank == 0:
             shutil.copytree(case.folder / "straight", case.folder / "done")
         dist.barrier()

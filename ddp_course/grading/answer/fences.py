@@ -8,6 +8,7 @@ Read next: `isolated.py`, which puts some around every run.
 
 from __future__ import annotations
 
+import functools
 import os
 import pkgutil
 import sys
@@ -92,21 +93,41 @@ def refused(names: tuple[str, ...]) -> Iterator[None]:
         names: such as "torch.nn.parallel.DistributedDataParallel". A function is refused under every name by which
             its package knows it, a class when it is made.
     """
+    found = {name: pkgutil.resolve_name(name) for name in names}
     with ExitStack() as stack:
-        for name in names:
-            found = pkgutil.resolve_name(name)
-            if isinstance(found, type):
-                stack.enter_context(mock.patch.object(found, "__init__", _refuser(name)))
-                continue
-            for module, known_as in _places_of(found, name):
-                stack.enter_context(mock.patch.object(module, known_as, _refuser(name)))
+        for name, what in found.items():
+            if isinstance(what, type):
+                stack.enter_context(mock.patch.object(what, "__init__", _refuser(name)))
+        functions = {name: what for name, what in found.items() if not isinstance(what, type)}
+        for name, module, known_as in _places_of(functions):
+            stack.enter_context(mock.patch.object(module, known_as, _refuser(name)))
         yield
 
 
-def _places_of(function: Callable, name: str) -> list[tuple[ModuleType, str]]:
-    packages = {each.partition(".")[0] for each in (function.__module__, name)}  # pickle.dumps is of _pickle
-    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in packages and isinstance(m, ModuleType)]
-    return [(m, known_as) for m in modules for known_as, value in list(vars(m).items()) if value is function]
+def _places_of(functions: dict[str, Callable]) -> list[tuple[str, ModuleType, str]]:
+    name_of = {id(function): name for name, function in functions.items()}
+    packages_of = {  # pickle.dumps is of _pickle
+        name: {each.partition(".")[0] for each in (function.__module__, name)} for name, function in functions.items()
+    }
+    packages = set().union(*packages_of.values())
+    found = []
+    for path, module in list(sys.modules.items()):
+        if (package := path.partition(".")[0]) in packages and isinstance(module, ModuleType):
+            names = _names_in(module, len(vars(module)))
+            for known in names.keys() & name_of.keys():
+                if package in packages_of[name_of[known]]:
+                    found += [(name_of[known], module, known_as) for known_as in names[known]]
+    return found
+
+
+@functools.cache
+def _names_in(module: ModuleType, size: int) -> dict[int, list[str]]:
+    """All modules have a hundred thousand names, and every run waits: looked at again where some were added."""
+    found: dict[int, list[str]] = {}
+    for name, value in list(vars(module).items()):
+        if callable(value):
+            found.setdefault(id(value), []).append(name)
+    return found
 
 
 def _refuser(name: str) -> Callable:

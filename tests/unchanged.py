@@ -1,14 +1,20 @@
 """Which lessons, and which answer banks, are as they were when they last passed here? They need not run again.
 
-A hash tells: of the notebook, or of the bank with its judges; of the whole package, for any of it may be imported; and
-of the versions. It is kept in pytest's cache. A fresh clone has none, so CI runs everything. So does `--again`.
+A hash tells: of the notebook, or of the bank with its judges; of the modules that these import, and those import in
+turn; and of the versions. It is kept in pytest's cache. A fresh clone has none, so CI runs everything. So does
+`--again`.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
+import json
 import os
 import platform
+import re
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +23,7 @@ import pytest
 from ddp_course.grading.registry import LESSONS
 
 ROOT = Path(__file__).parents[1]
+LITTER = {"__pycache__", ".ipynb_checkpoints"}
 JUDGING = ("bank.py", "submissions.py", "test_banks.py")
 
 
@@ -26,24 +33,70 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def groups() -> dict[str, str]:
     """Return what passes or not as a whole, with its hash."""
-    shared = digest(ROOT / "ddp_course", ROOT / "versions.txt") + platform.python_version() + version("torch")
-    judging = digest(*(ROOT / "tests/grading" / name for name in JUDGING))
-    comparing = digest(ROOT / "tests/notebooks/sanitize.cfg")
+    versions = [ROOT / "versions.txt"]
+    judging = [ROOT / "tests/grading" / name for name in JUDGING]
     found = {}
     for name in LESSONS.values():
-        bank, notebook = f"solutions/{name}", f"notebooks/{name}.ipynb"
-        found[bank] = shared + judging + digest(ROOT / bank, ROOT / "judges" / name[3:])
-        found[notebook] = shared + comparing + digest(ROOT / notebook)
+        bank, notebook = ROOT / "solutions" / name, ROOT / f"notebooks/{name}.ipynb"
+        judged = [*judging, *files_in(bank), *files_in(ROOT / "judges" / name[3:])]
+        found[f"solutions/{name}"] = digest({*judged, *imported(judged), *versions})
+        compared = [notebook, ROOT / "tests/notebooks/sanitize.cfg"]
+        found[f"notebooks/{name}.ipynb"] = digest({*compared, *imported([notebook]), *versions})
     return found
 
 
-def digest(*places: Path) -> str:
-    """Return the hash of files, and of the files in folders."""
-    hashed = hashlib.sha256()
-    for place in places:
-        for path in sorted(place.rglob("*") if place.is_dir() else [place]):
-            if path.is_file() and not {"__pycache__", ".ipynb_checkpoints"} & set(path.parts):
-                hashed.update(f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+def imported(files: Iterable[Path]) -> set[Path]:
+    """Return the project's modules that these files import, and those that they import in turn."""
+    found: set[Path] = set()
+    new = set(files)
+    while new:
+        found |= new
+        new = {module for file in new for module in named_in(file)} - found
+    return found
+
+
+@functools.cache
+def named_in(path: Path) -> set[Path]:
+    """Return the modules that a file imports anywhere in it, or of which it holds the full name in quotes."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        if any("ddp-course" in "".join(cell["source"]) for cell in cells):  # it finds its words by their names
+            return {path for name, path in modules().items() if name.startswith("ddp_course")}
+        text = "\n".join(re.sub(r"(?m)^(\s*)[!%].*$", r"\1pass", "".join(cell["source"])) for cell in cells)
+    names = set()
+    for node in ast.walk(ast.parse(text if path.suffix in (".py", ".ipynb") else "")):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    # What is around a module is imported before it; the last part may be a function's name.
+    around = {name[:end] for name in names for end in (*(m.start() for m in re.finditer(r"\.", name)), None)}
+    return {modules()[name] for name in around & modules().keys()}
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """Return the project's modules by name."""
+    found = {}
+    for room in ("ddp_course", "judges", "tests"):
+        for path in files_in(ROOT / room, "*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
+    return [path for path in folder.rglob(pattern) if path.is_file() and not LITTER & set(path.parts)]
+
+
+def digest(files: set[Path]) -> str:
+    """Return the hash of files, and of what runs them."""
+    hashed = hashlib.sha256(f"{platform.python_version()} {version('torch')}".encode())
+    for path in sorted(files):
+        hashed.update(f"{path.relative_to(ROOT)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return hashed.hexdigest()
 
 

@@ -19,16 +19,17 @@ ACTIVATED := PATH="$(CURDIR)/$(BIN):$$PATH"
 export PYTHONDONTWRITEBYTECODE :=
 
 # What is compared there was made on CPUs. `make gpu` runs what is for GPUs.
-test check notebooks bench: export CUDA_VISIBLE_DEVICES :=
+test check test-all notebooks bench: export CUDA_VISIBLE_DEVICES :=
 
-# For pytest: FLAGS="-n 3" runs three files at a time, which needs more than two cores to be of use.
+# For pytest, after what is said here: FLAGS="-n 0" runs one test after the other.
 FLAGS ?=
+TESTS = $(ACTIVATED) $(BIN)/python -m pytest -n logical --maxprocesses 4
 
 .DEFAULT_GOAL := help
-.PHONY: help env lab test check lint notebooks exercises grade site bench gpu versions clean FORCE
+.PHONY: help env lab test check test-all lint notebooks exercises grade site bench gpu versions clean FORCE
 
 help:  ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 env: .venv/installed-dev  ## Set the environment up in .venv, and nothing more (TORCH=cpu: small CPU-only builds).
 
@@ -59,11 +60,16 @@ lab: $(call smallest,course)  ## Open JupyterLab on the first lesson; where ther
 	@echo "JupyterLab opens lesson 00. Where no browser opens, visit the address it prints. Ctrl-C twice ends it."
 	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
-test: env lint  ## Run every check: lint, tests, the stored outputs of every lesson, the exercises.
-	$(ACTIVATED) $(BIN)/python -m pytest $(FLAGS) --nbval tests notebooks
+test: env lint  ## Run what CI runs: lint, tests, the stored outputs of every lesson, the exercises.
+	@echo "Every lesson, every exercise, every failure: about half an hour on two cores. Make check takes 3 minutes."
+	$(TESTS) -m "not nightly" $(FLAGS) --nbval tests notebooks
 
-check: env lint  ## Run the fast half of the checks.
-	$(ACTIVATED) $(BIN)/python -m pytest -q $(FLAGS) -m "not slow and not gpu and not cluster" tests
+check: env lint  ## Run the fast part of it: what needs no lesson run and few ranks.
+	$(TESTS) -q -m "not slow and not nightly and not gpu and not cluster" $(FLAGS) tests
+
+test-all: env lint  ## Run everything, before a release: all seeds, three ranks, long runs, SLURM where it is installed.
+	@echo "All that CI runs, and what only the nightly run adds: about two hours on two cores."
+	$(TESTS) --again $(FLAGS) --nbval tests notebooks
 
 lint: env
 	$(BIN)/ruff check --quiet .

@@ -1,7 +1,7 @@
 """Which tests run at the same time, when there are several processes? Files, lessons, and each lesson's answers.
 
-What belongs together is run by one process, in its order; lessons come first, for they take longest. A test marked
-`alone` runs while no other does.
+What belongs together is run by one process, in its order; what takes longest comes first. A test marked `alone` runs
+while no other does.
 
 All tests hold one lock together; an `alone` one holds it by itself. Whoever wants the lock first passes a gate, at
 which an `alone` test stays until it has the lock, so that it does not wait for ever. No time limit of a test runs
@@ -14,6 +14,7 @@ import fcntl
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,25 +25,63 @@ from xdist.scheduler import LoadScopeScheduling
 PLACE = Path(tempfile.gettempdir())  # now: tests may change it
 
 TRAINING = ("notebooks/11", "notebooks/14", "notebooks/16")  # their cells need both cores to end in time
+# These begin first, or one of them would be waited for at the end.
+LONG = (
+    "notebooks/",
+    "tests/site/",
+    "tests/cluster/",
+    "tests/grading/test_classroom",
+    "tests/notebooks/",
+    "tests/rehearsal/",
+)
 LESSONS_ANSWERS = re.compile(r"(tests/grading/test_banks\.py)::test_\w+_answer_\w+\[(\d\d)\.")
 
 
-class LessonsFirst(LoadScopeScheduling):
-    """Deals out files; of the answer banks, lessons."""
+class LongestFirst(LoadScopeScheduling):
+    """Deals out files; of the answer banks, lessons. Each that is done gets a line."""
+
+    def __init__(self, config: pytest.Config, log: object):
+        super().__init__(config, log)
+        self.seconds: Counter[str] = Counter()
+        self.done = 0
+
+    def mark_test_complete(self, node: object, item_index: int, duration: float = 0) -> None:
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        self.seconds[scope] += duration
+        self.done += 1
+        super().mark_test_complete(node, item_index, duration)
+        tests = self.assigned_work[node].get(scope)
+        if tests and all(tests.values()):
+            share = f"[{100 * self.done // len(self.collection):3}%]"
+            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+            terminal.write_line(f"{share} {scope}: {len(tests)} tests, {self.seconds[scope]:.0f} s")
 
     def _split_scope(self, nodeid: str) -> str:
         lesson = LESSONS_ANSWERS.match(nodeid)
         return "::".join(lesson.groups()) if lesson else nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: object) -> None:
-        longest = max(self.workqueue, key=lambda scope: (scope.startswith("notebooks/"), len(self.workqueue[scope])))
+        longest = max(self.workqueue, key=lambda scope: (scope.startswith(LONG), len(self.workqueue[scope])))
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)  # also where xdist is switched off
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    return LessonsFirst(config, log)
+    return LongestFirst(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """Where each file gets a line, a test that passed gets no dot."""
+    if (
+        report.passed
+        and report.when == "call"
+        and config.pluginmanager.has_plugin("dsession")
+        and not config.option.verbose > 0
+    ):
+        return "passed", "", ""
+    return None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -114,6 +114,7 @@ class Unchanged:
     def __init__(self, config: pytest.Config):
         self.cache = config.cache
         self.now = groups()
+        self.by_day = "not nightly" in config.getoption("markexpr", "")
         everything = config.getoption("again") or "CI" in os.environ
         self.left_out = (
             set() if everything else {g for g, mark in self.now.items() if self.cache.get(key(g), "") == mark}
@@ -129,7 +130,7 @@ class Unchanged:
     @pytest.hookimpl(tryfirst=True)  # before -k and -m: a group of which these leave some out has not passed
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
-            if (group := group_of(item)) in self.now:
+            if (group := group_of(item)) in self.now and not (self.by_day and item.get_closest_marker("nightly")):
                 self.group[item.nodeid] = group
                 self.to_pass.setdefault(group, set()).add(item.nodeid)
         again = [item for item in items if self.group.get(item.nodeid) in self.left_out]

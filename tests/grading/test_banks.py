@@ -29,19 +29,23 @@ def checked(answer: Right | Wrong, function: Callable, **options) -> int:
 
 
 def rights() -> list:
-    """Return all right answers; those that are not the solution are slow together."""
+    """Return all right answers, each with both seeds; those that are not the solution are slow together."""
     return [
-        pytest.param(a, id=f"{a.exercise} {a.way}", marks=[pytest.mark.slow] * (a.way != "the solution"))
+        pytest.param(a, seed, id=f"{a.exercise} {a.way}, seed {seed}", marks=marks_of(a, seed))
         for a in all_right()
+        for seed in SEEDS
     ]
 
 
+def marks_of(answer: Right, seed: int) -> list[pytest.MarkDecorator]:
+    return [] if answer.way == "the solution" else [pytest.mark.slow] if seed else [pytest.mark.nightly]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("answer", rights())
-def test_a_right_answer_gets_full_marks_however_it_is_written(answer: Right, capsys):
-    for seed in SEEDS:
-        points = checked(answer, written(answer.exercise, answer.source, answer.setup), seed=seed)
-        assert points == find_exercise(answer.exercise).points, capsys.readouterr().out
+@pytest.mark.parametrize(("answer", "seed"), rights())
+def test_a_right_answer_gets_full_marks_however_it_is_written(answer: Right, seed: int, capsys):
+    points = checked(answer, written(answer.exercise, answer.source, answer.setup), seed=seed)
+    assert points == find_exercise(answer.exercise).points, capsys.readouterr().out
 
 
 @pytest.mark.slow

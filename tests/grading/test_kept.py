@@ -87,13 +87,28 @@ def test_a_run_that_asks_for_fresh_ranks_has_them_to_itself():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [lambda: 1 / 0, lambda: os._exit(3), lambda: threading.Event().wait()])
-def test_ranks_of_an_answer_that_failed_are_thrown_away(fault):
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda: os._exit(3),
+        lambda: threading.Event().wait(),
+        lambda: dist.get_rank() == 0 and 1 / 0 or dist.barrier(),
+        lambda: os.environ.update(LEFT="1") or 1 / 0,
+    ],
+)
+def test_ranks_that_died_wait_or_are_changed_by_an_answer_that_failed_are_thrown_away(fault):
     kept = waiting_ranks()
     with pytest.raises(AnswerFailed):
         run(fault)
     values, pids = run(lambda: "as before")
     assert values == ("as before", "as before") and not set(pids) & set(kept)
+
+
+def test_ranks_that_have_all_raised_stay():
+    kept = waiting_ranks()
+    with pytest.raises(AnswerFailed):
+        run(lambda: 1 / 0)
+    assert list(run(lambda: dist.barrier() or "as before")) == [("as before",) * 2, kept]
 
 
 def test_ranks_that_were_killed_while_they_waited_are_replaced():

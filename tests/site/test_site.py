@@ -111,13 +111,15 @@ def test_the_home_page_shows_the_courses_own_lines_report_and_sums(site):
     assert sums == ["11", "9", "12", "10"] * 4  # of (1, 2, 3, 4), (5, 1, 2, 2), (2, 4, 1, 3) and (3, 2, 6, 1)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (900, "dark"), (1500, "light")])
-def test_pages_open_without_an_error_and_fit_the_window(site, browser_path, width, scheme):  # noqa: F811
+WINDOWS = [(400, "light"), (900, "dark"), (1500, "light")]
+
+
+def test_pages_open_without_an_error_and_fit_the_window(site, browser_path):  # noqa: F811
     sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     errors, wide = [], []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=browser_path, args=BROWSER_FLAGS)
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = browser.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on(
             "requestfailed", lambda request: errors.append(request.url) if request.url.startswith("file:") else None
@@ -126,8 +128,11 @@ def test_pages_open_without_an_error_and_fit_the_window(site, browser_path, widt
             if "_static" in path.parts or path == site / "index.html":  # which only leads on
                 continue
             page.goto(path.as_uri(), wait_until="load")
-            page.evaluate("window.scrollTo(500, 0)")
-            if page.evaluate("window.scrollX"):
-                wide.append(path.relative_to(site).as_posix())
+            for width, scheme in WINDOWS:
+                page.set_viewport_size({"width": width, "height": 900})
+                page.emulate_media(color_scheme=scheme)
+                page.evaluate("window.scrollTo(500, 0)")
+                if page.evaluate("window.scrollX"):
+                    wide.append((path.relative_to(site).as_posix(), width))
         browser.close()
     assert errors == [] and wide == []

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 TINY = Config(epochs=2, hidden=16, local_batch=64, progress=False)
 STEPS = {2: 24, 3: 16, 4: 12}  # in two epochs of 1437 rows
-CASES = on_ranks.draw_cases(50, seed=5, steps=STEPS)
+CASES, IN_EVERY_RUN = on_ranks.draw_cases(50, seed=5, steps=STEPS), 20  # the others at night
 
 
 @functools.cache
@@ -113,7 +113,13 @@ def die(case: Case, config: Config, folder: Path, life: int, death: Death, began
     return named, begun if may_have_got_its_name_unnoticed(case, death) else named
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.nightly] * (n >= IN_EVERY_RUN))
+        for n, case in enumerate(CASES)
+    ],
+)
 def test_killed_at_any_moment_a_run_goes_on_to_the_same_end(case, start, straight, tmp_path):
     outcomes, rows = straight(case.world_size, case.model)
     saving = {"save_every": case.save_every, "background": case.background, "keep": case.keep}

@@ -59,11 +59,20 @@ OWN = tuple(  # where modules lie that no learner edits
 def looked_after(rank: int, world_size: int, fn: Callable, call: tuple, init: bool) -> tuple[Any, list[str]]:
     """Return what `fn(rank, world_size, *call)` returns, and the names of what it has changed for good."""
     _begin_alike()
-    before, functions = state(init), _functions()
+    _before[:] = [init, state(init), _functions()]
     result = fn(rank, world_size, *call)
+    return result, changed(rank, world_size)
+
+
+def changed(rank: int, world_size: int) -> list[str]:
+    """Return the names of what the last run on this rank has changed for good, also a run that raised."""
+    init, before, functions = _before
     gc.collect()  # a replica that nobody holds any more, with its hooks
     after = state(init)
-    return result, [name for name in before if before[name] != after[name]] + ["functions"] * _replaced(functions)
+    return [name for name in before if before[name] != after[name]] + ["functions"] * _replaced(functions)
+
+
+_before: list = []  # of this rank's last run: whether there was a group, what was the state, and the functions
 
 
 def _begin_alike() -> None:

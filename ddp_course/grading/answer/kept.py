@@ -1,8 +1,9 @@
 """On which processes does an answer run, when starting some takes seconds and running it takes milliseconds?
 
 On ranks that stay: a pool for each number of ranks, with and without a process group. After each run every rank looks
-whether anything has changed for good; then, and after any failure, the pool is thrown away, so that no answer finds
-what another one left. The clock of a run starts when all ranks are up and have imported the judge.
+whether anything has changed for good; then, and where a rank died or waits in a collective, the pool is thrown away,
+so that no answer finds what another one left. The clock of a run starts when all ranks are up and have imported the
+judge.
 
 Read next: `harm.py`, what is looked at.
 """
@@ -81,17 +82,21 @@ def run_on_ranks(fn: Callable, world_size: int, call: tuple, *, init: bool, limi
         RankError: a rank raised, died or ran past `limit_s`.
     """
     pool = KEPT.take(world_size, init, call, fresh)
+    harms = [["failed"]]
     try:
         results, harms = zip(*pool.run(harm.looked_after, (fn, call, init), limit_s=limit_s), strict=True)
-    except BaseException:
-        pool.kill()
+        return list(results)
+    except RankError:
+        if pool.alive and not fresh:  # all ranks have raised, and are in step
+            with suppress(RankError):
+                harms = pool.run(harm.changed, limit_s=limit_s)
         raise
-    if fresh or any(harms):
-        KEPT.thrown_away.append(sorted(set().union(*harms)))
-        pool.kill()
-    else:
-        KEPT.put_back(pool, init)
-    return list(results)
+    finally:
+        if fresh or any(harms):
+            KEPT.thrown_away.append(sorted(set().union(*harms)))
+            pool.kill()
+        else:
+            KEPT.put_back(pool, init)
 
 
 def _import(rank: int, world_size: int, *call: Any) -> None:

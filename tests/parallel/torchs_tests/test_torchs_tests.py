@@ -67,13 +67,16 @@ def test_every_test_of_torchs_is_run_or_has_its_reason():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", RUN)
-def test_what_torchs_ddp_passes_ours_passes(ranks, name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [(name, 2) for name in RUN]
+    + [pytest.param(name, 3, marks=pytest.mark.nightly) for name in RUN if name not in catalogue.SLOW],
+)
+def test_what_torchs_ddp_passes_ours_passes(ranks, name, world_size, tmp_path):
     """A test that this torch no longer has is skipped by both."""
-    for world_size in (2,) if name in catalogue.SLOW else (2, 3):
-        theirs, ours = (ranks.verdict(name, world_size, ddp, tmp_path) for ddp in (Torchs, Ours))
-        assert theirs[0] != on_ranks.FAILED or not IS_MADE_FOR, f"torch's, W={world_size}: {theirs[1]}"
-        assert ours[0] != on_ranks.FAILED or theirs[0] == on_ranks.FAILED, f"ours, W={world_size}: {ours[1]}"
+    theirs, ours = (ranks.verdict(name, world_size, ddp, tmp_path) for ddp in (Torchs, Ours))
+    assert theirs[0] != on_ranks.FAILED or not IS_MADE_FOR, f"torch's: {theirs[1]}"
+    assert ours[0] != on_ranks.FAILED or theirs[0] == on_ranks.FAILED, f"ours: {ours[1]}"
 
 
 @pytest.mark.slow

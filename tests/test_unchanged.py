@@ -50,9 +50,7 @@ def ran(
         hook=SimpleNamespace(pytest_deselected=lambda items: None),
     )
     plugin = unchanged.Unchanged(config)
-    items = [
-        SimpleNamespace(nodeid=f"{LESSON}::{cell}", get_closest_marker=lambda name: None) for cell in outcomes
-    ]
+    items = [SimpleNamespace(nodeid=f"{LESSON}::{cell}", get_closest_marker=lambda name: None) for cell in outcomes]
     plugin.pytest_collection_modifyitems(config, items)
     names = {item.nodeid.partition("::")[2] for item in items} - set(without)
     for name in names:

@@ -48,9 +48,20 @@ def test_a_right_answer_gets_full_marks_however_it_is_written(answer: Right, see
     assert points == find_exercise(answer.exercise).points, capsys.readouterr().out
 
 
-@pytest.mark.slow
+def wrongs() -> list:
+    """Return all wrong answers; of those that are waited for until a limit, one a lesson runs by day."""
+    found, waited_for = [], set()
+    for answer in answers("WRONG"):
+        lesson, waits = answer.exercise[:2], answer.limit_s < Wrong.limit_s
+        by_day = not waits or lesson not in waited_for
+        waited_for |= {lesson} if waits else set()
+        name, mark = f"{answer.exercise} {answer.mistake}", pytest.mark.slow if by_day else pytest.mark.nightly
+        found.append(pytest.param(answer, id=name, marks=mark))
+    return found
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("answer", answers("WRONG"), ids=lambda a: f"{a.exercise} {a.mistake}")
+@pytest.mark.parametrize("answer", wrongs())
 def test_a_wrong_answer_loses_its_points_and_is_told_why(answer: Wrong, capsys):
     exercise = find_exercise(answer.exercise)
     points = checked(answer, written(answer.exercise, answer.source), limit_s=answer.limit_s)

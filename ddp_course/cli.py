@@ -31,7 +31,6 @@ COMMANDS = {
     "hint": "Print the hint of an exercise.",
     "solution": "Print one right answer of an exercise, after a try of your own.",
     "progress": "Show the exercises of each lesson, and your points so far.",
-    "completion": "Print what completes these words and their options in your shell.",
     "grade": "Grade the submissions of a class.",
     "release": "Generate the notebooks of exercises/ from solutions/.",
 }

@@ -102,7 +102,7 @@ def print_grades(whole_class) -> None:
         finally:
             submissions = whole_class.graded()
             tables = write_marks(submissions, whole_class.into)
-            report = write_report(submissions, whole_class.root, whole_class.into)
+            report = write_report(submissions, whole_class.into)
     print(f"graded in {time.monotonic() - started:.0f} s")
     print(f"points: {', '.join(map(str, tables))}, and for formgrader {whole_class.into / 'gradebook.db'}")
     print(f"the class: {report}")

@@ -1,9 +1,9 @@
-"""What does a teacher look at after a class? class_report.html: marks, checks that fail and why, time, likenesses.
+"""What does a teacher look at after a class? class_report.html: marks, checks that fail and why, and time.
 
 All of it is read again from what grading has left on disk, so it is whole after an interruption, too. A check that most
 of a class fails, with one cause above all, is a lesson that should be improved.
 
-Read next: `class_report.html.j2`, the page; `alike.py`.
+Read next: `class_report.html.j2`, the page.
 """
 
 from __future__ import annotations
@@ -17,33 +17,31 @@ import nbformat
 from nbformat import NotebookNode
 
 from ddp_course.grading.answer.execute import cell_role
-from ddp_course.grading.instructor.alike import Pair, pairs_alike
 from ddp_course.grading.instructor.classroom import Graded
-from ddp_course.grading.registry import LESSONS, answer_cell, exercise_of, exercises_of
+from ddp_course.grading.registry import LESSONS, exercise_of, exercises_of
 from ddp_course.grading.sandbox.boxed import VERDICTS
 
 REPORT = "class_report.html"
-CAUSES, SLOWEST, PAIRS = 3, 5, 20  # how many are shown of each
+CAUSES, SLOWEST = 3, 5  # how many are shown of each
 
 
-def write_report(submissions: list[Graded], root: Path, into: Path) -> Path:
+def write_report(submissions: list[Graded], into: Path) -> Path:
     """Write the page about these submissions; return where it is.
 
     Args:
-        root: the course's folder, with what was released.
         into: where autograded/ is, and the page will be.
     """
     from jinja2 import Environment, FileSystemLoader
 
     pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
     lessons = sorted({graded.lesson for graded in submissions})
-    facts = [lesson_facts(lesson, [g for g in submissions if g.lesson == lesson], root, into) for lesson in lessons]
+    facts = [lesson_facts(lesson, [g for g in submissions if g.lesson == lesson], into) for lesson in lessons]
     path, scratch = into / REPORT, into / f"{REPORT}.part"
     scratch.write_text(pages.get_template("class_report.html.j2").render(lessons=facts), encoding="utf-8")
     return scratch.replace(path)
 
 
-def lesson_facts(lesson: str, submissions: list[Graded], root: Path, into: Path) -> dict[str, Any]:
+def lesson_facts(lesson: str, submissions: list[Graded], into: Path) -> dict[str, Any]:
     """Return what the page says about one lesson."""
     graded = [each for each in submissions if not each.reason]
     notebooks = {each.student: _read(into / "autograded" / each.student, lesson) for each in graded}
@@ -63,7 +61,6 @@ def lesson_facts(lesson: str, submissions: list[Graded], root: Path, into: Path)
         "checks": failed_checks(lesson, list(notebooks.values())),
         "seconds": median(each.seconds for each in timed) if timed else None,
         "slowest": timed[:SLOWEST],
-        "pairs": alike(lesson, notebooks, _read(root / "exercises", lesson))[:PAIRS],
     }
 
 
@@ -84,21 +81,6 @@ def failed_checks(lesson: str, notebooks: list[NotebookNode]) -> list[dict[str, 
         rows.append({"exercise": exercise, "check": check, "failed": len(failed), "unreached": unreached,
                      "judged": len(verdicts), "causes": causes})  # fmt: skip
     return sorted((row for row in rows if row["failed"]), key=lambda row: -row["failed"] / row["judged"])
-
-
-def alike(lesson: str, notebooks: dict[str, NotebookNode], released: NotebookNode) -> list[Pair]:
-    """Return pairs of answers that are alike, of all exercises of a lesson, most alike first."""
-    pairs = []
-    for exercise in exercises_of(lesson):
-        name = answer_cell(exercise.id)
-        given = _source(released, name)
-        answers = {student: _source(notebook, name) for student, notebook in notebooks.items()}
-        pairs += pairs_alike(exercise.id, {who: text for who, text in answers.items() if text != given}, given)
-    return sorted(pairs, key=lambda pair: (-pair.renamed, -pair.as_written))
-
-
-def _source(notebook: NotebookNode, name: str) -> str:
-    return next((c.source for c in notebook.cells if c.metadata.get("nbgrader", {}).get("grade_id") == name), "")
 
 
 def _read(folder: Path, lesson: str) -> NotebookNode:

@@ -127,7 +127,7 @@ def test_options_after_the_command_are_the_commands_own(capsys):
         assert f"usage: ddp-course {word} " in told and "COMMAND" not in told
 
 
-SILENT = {"lab", "new", "hint", "scale", "submit"}  # nothing but done, not done, not understood
+SILENT = {"lab", "new", "hint", "submit"}  # nothing but done, not done, not understood
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,11 @@ def named_in(path: Path) -> set[Path]:
     """Return the modules that a file imports anywhere in it, or of which it holds the full name in quotes."""
     text = path.read_text("utf-8")
     if path.suffix == ".ipynb":
-        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-        if any("ddp-course" in "".join(cell["source"]) for cell in cells):  # it finds its words by their names
+        cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        if any("ddp-course" in cell for cell in cells):  # it finds its words by their names
             return {path for name, path in modules().items() if name.startswith("ddp_course")}
-        text = "\n".join(re.sub(r"(?m)^(\s*)[!%].*$", r"\1pass", "".join(cell["source"])) for cell in cells)
+        python = (cell for cell in cells if not re.match(r"%%(bash|writefile .*\.sh)\b", cell))
+        text = "\n".join(re.sub(r"(?m)^(\s*)[!%].*$", r"\1pass", cell) for cell in python)
     names = set()
     for node in ast.walk(ast.parse(text if path.suffix in (".py", ".ipynb") else "")):
         if isinstance(node, ast.Import):

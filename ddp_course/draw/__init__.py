@@ -6,7 +6,7 @@
 from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
-from ddp_course.draw.collectives import collective, cost_curves, message_rounds, ring_steps
+from ddp_course.draw.collectives import collective, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked, two_flows
 from ddp_course.draw.end_to_end import (
     changed_images,
@@ -51,7 +51,6 @@ __all__ = [
     "collective_fit",
     "combined_statistics",
     "conditions",
-    "cost_curves",
     "data_parallel_step",
     "dealt",
     "dealt_windows",

@@ -1,4 +1,4 @@
-"""What does a collective move, which chunk is where in a ring, and when is a tree quicker?
+"""What does a collective move, which chunk is where in a ring, and who sends to whom in a tree?
 
 Colours come from the data: a value has the colour of the one rank that brought it, and is grey when it is new.
 
@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
-from ddp_course.draw.charts import chart, headline, legend
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
-from ddp_course.draw.style import DPI, FAINT, INK, LABEL, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.style import DPI, FAINT, INK, LINE, MUTED, PAPER, SHARED, SMALL, WIDTH, rank_colour, tint
 
 Values = Sequence[object] | None  # what one rank holds; None: nothing
 MOST_RING_RANKS = 4
@@ -30,7 +28,7 @@ WHO_GETS_WHAT = {
     "reduce_scatter": "each gets its part of the sum",
     "all_gather": "all get all parts",
     "all_to_all": "rows become columns",
-    "barrier": "all leave when the last has come",
+    "barrier": "all leave when the last has arrived",
 }
 
 
@@ -144,8 +142,7 @@ def ring_steps(snapshots: Sequence[Sequence[Sequence[object]]]) -> Figure:
 def _step_title(step: int, world_size: int) -> str:
     if step == 0:
         return "before"
-    half, within = divmod(step - 1, world_size - 1)
-    return f"{('add', 'copy')[half]}, step {within + 1 - half}"  # as the code counts: copies from 0
+    return f"step {step}: {'add' if step < world_size else 'copy'}"
 
 
 def _chunk(
@@ -193,33 +190,3 @@ def _counted(messages: Sequence[tuple[int, int, int]]) -> str:
     sizes = sorted({n_bytes for _, _, n_bytes in messages})
     each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     return f"{len(messages)} message{'s' if len(messages) > 1 else ''} of {each} B"
-
-
-def cost_curves(
-    payload_bytes: Sequence[float], seconds: Mapping[str, Sequence[float]], crossover: float, title: str = ""
-) -> Figure:
-    """Time against payload for several ways to all-reduce, on logarithmic axes, and where two of them cross.
-
-    Args:
-        payload_bytes, seconds: the payloads, increasing, and for each way by name its time at every one of them.
-        crossover: the payload at which the first two ways take equally long; 0 draws no mark.
-    """
-    figure, ax = chart(2.9)
-    for place, (name, times) in enumerate(seconds.items()):
-        style = ("-", "--", ":")[place % 3]
-        ax.plot(payload_bytes, times, color=rank_colour(place), linewidth=2, linestyle=style, label=name)
-    ax.set(xscale="log", yscale="log", xlabel="payload", ylabel="time")
-    ax.xaxis.set_major_formatter(EngFormatter("B"))
-    ax.yaxis.set_major_formatter(EngFormatter("s"))
-    headline(ax, title)
-    if crossover:
-        ax.axvline(crossover, color=LINE, linestyle=":", linewidth=1.4)
-        across = ax.get_xaxis_transform()
-        ax.text(crossover, 0.06, f"  equal at {_size(crossover)}", size=SMALL, color=MUTED, transform=across)
-    legend(ax, LABEL, loc="upper left")
-    return figure
-
-
-def _size(n_bytes: float) -> str:
-    unit, scale = next((pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if n_bytes >= pair[1]), ("B", 1))
-    return f"{n_bytes / scale:.3g} {unit}"

@@ -70,4 +70,5 @@ QUESTIONS: dict[str, Callable[..., Answer]] = {
     "padded-evaluation": padded_evaluation,
     "local-batchnorm": local_batchnorm,
 }
-OF_TEXT_TOO = {"padded-evaluation", "local-batchnorm", "split-leak", "local-buffers"}  # these read the program as well
+# These read the program as well.
+OF_TEXT_TOO = {"padded-evaluation", "local-batchnorm", "split-leak", "local-buffers", "losses-differ"}

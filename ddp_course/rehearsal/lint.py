@@ -39,7 +39,7 @@ def lint(text: str) -> list[Finding]:
 
 RULES: dict[str, Callable[[Source], Found]] = {
     "same-rows": rows.same_rows,
-    "sharded-twice": rows.sharded_twice,
+    "unread-samples": rows.unread_samples,
     "missing-set-epoch": rows.no_set_epoch,
     "mean-of-means": rows.mean_of_means,
     "same-augmentation": rows.same_augmentation,

@@ -35,7 +35,7 @@ from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
 from ddp_course.rehearsal.run_of_changes import schedule_length
-from ddp_course.rehearsal.run_of_rows import asked_in_workers
+from ddp_course.rehearsal.run_of_rows import asked_in_vain, unread_samples
 from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch import Watch
 
@@ -56,6 +56,8 @@ SHOWN_WITH = {
     "set-order": set(),  # an order that agreed by chance
 }
 
+# Whose line the run tells better: a pass over the loader is nearer to the fault than the sampler's line.
+RUN_KNOWS_BETTER = {"missing-set-epoch", "early-load", "unread-samples"}
 MOST_BYTES = 500e6  # of the folder that is copied
 DIE_AFTER = 2  # steps after the first save
 RACES = {"early-load"}  # one run that went well refutes no race
@@ -66,7 +68,7 @@ FOLLOWS = {
     **dict.fromkeys(CALLS, {"drift", "collective-order", "crash", "hang"}),
     **dict.fromkeys(("same-draws", "sampler-differs", "stale-workers"), {"same-rows", "missing-set-epoch"}),
     **dict.fromkeys(CHANGES, {"drift", "not-averaged", "loss-of-whole-batch"}),
-    "not-averaged": {"drift"},
+    **dict.fromkeys(("not-averaged", "unwaited"), {"drift", "not-averaged"}),
     "early-load": {"drift", "models-differ"},
     "different-start": {"drift", "not-averaged"},
     "split-leak": {"same-rows"},
@@ -152,7 +154,8 @@ def rehearse(
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
         if not failure and not alone:
             answers["lr-not-scaled"] = two_runs.rate(one, whole)
-            answers["schedule-length"] = schedule_length(one, whole)
+            answers["unread-samples"] = unread_samples(one, whole, source)
+            answers["schedule-length"] = schedule_length(one, whole, source)
         if source.named(
             "isend", "send", "batch_isend_irecv"
         ):  # neighbours that exchange weights may differ, as is meant
@@ -162,7 +165,7 @@ def rehearse(
         if isinstance(answers["same-rows"], Finding):
             made = next((call.lineno for call in source.named("DataLoader")), None)
             same = replace(answers["same-rows"], line=answers["same-rows"].line or made)
-            answers["same-rows"] = asked_in_workers(same, whole, source)
+            answers["same-rows"] = asked_in_vain(same, whole, source)
         drifted = answers["drift"]
         if isinstance(drifted, Finding) and drifted.fault == "drift" and (apart := steps(whole, source.text)):
             answers["drift"] = apart
@@ -177,8 +180,7 @@ def rehearse(
 
 
 def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str, started: bool) -> Rehearsal:
-    # In the run, a pass over the loader is nearer to the fault than the sampler's line.
-    lines = {each.fault: each.line for each in reversed(by_text) if each.fault != "missing-set-epoch"}
+    lines = {each.fault: each.line for each in reversed(by_text) if each.fault not in RUN_KNOWS_BETTER}
     if "past-the-replica" in lines:  # a forward past the replica is both
         lines.setdefault("not-averaged", lines["past-the-replica"])
     seen = [replace(each, line=lines.get(each.fault, each.line))  # the text's line is the cause's

@@ -7,25 +7,29 @@ Read next: `watch_changes.py`, where the notes come from.
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 
 from ddp_course.rehearsal.finding import LOOK, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_weights import EQUAL, equal_at_the_end, states
 from ddp_course.rehearsal.sketches import alike
-from ddp_course.rehearsal.source import Source
+from ddp_course.rehearsal.source import Source, keyword, last_name
 
 
-def losses_differ(notes: Notes) -> Answer:
+def losses_differ(notes: Notes, source: Source) -> Answer:
+    given = [
+        each for call in source.all(ast.Call) for name in ("weight", "pos_weight") if (each := keyword(call, name))
+    ]
+    made = [node.lineno for each in given for node in source.given[last_name(each)]]
     seen = False
     for row in zip(*notes.of("loss weights"), strict=False):
         if len({tuple(fact["sizes"]) for fact in row}) > 1:
             return None
         seen = True
         if not all(alike(row[0]["sketch"], fact["sketch"], EQUAL) for fact in row):
-            return Finding(
-                "losses-differ", row[0]["line"], "the weights of classes in the loss differ between the ranks"
-            )
+            evidence = "the weights of classes in the loss differ between the ranks"
+            return Finding("losses-differ", made[-1] if made else row[0]["line"], evidence)
     return RIGHT if seen else None
 
 
@@ -52,16 +56,23 @@ def models_differ(notes: Notes) -> Answer:
         if not all(alike(row[0]["sketch"], fact["sketch"], EQUAL) for fact in row):
             if equal_at_the_end(notes) is not True:
                 return None  # what is trained differs, which is told as such
-            return Finding("models-differ", row[0]["line"], "the weights that this line uses differ between the ranks")
+            copied = next((pair[0]["line"] for pair in zip(*notes.of("copied"), strict=False)
+                           if not all(alike(pair[0]["sketch"], each["sketch"], EQUAL) for each in pair)), None)  # fmt: skip
+            seen = f"the weights that line {row[0]['line']} uses differ between the ranks"
+            return Finding(
+                "models-differ", copied or row[0]["line"], seen + (", since they were copied" if copied else "")
+            )
     return RIGHT if rows else None
 
 
 def reseeded(notes: Notes) -> Answer:
-    """The same seed, set twice or more after the first step."""
+    """The same seed, set twice or more after the first step, and not to make a model."""
     times: dict[tuple, int] = defaultdict(int)
     trained = False
     for fact in notes.ranks[0] if notes.ranks else ():
         trained |= fact["what"] == "weights"
+        if fact["what"] == "wrapped":
+            times.clear()
         if fact["what"] == "seeded" and trained:
             times[fact["line"], fact["seed"]] += 1
     again = [where for where, count in times.items() if count > 1]
@@ -97,7 +108,9 @@ def low_precision(notes: Notes) -> Answer:
 
 def empty_group(notes: Notes) -> Answer:
     empty = notes.all("empty group")
-    return Finding("empty-group", empty[0]["line"], "", LOOK) if empty else None
+    return (
+        Finding("empty-group", empty[0].get("at", empty[0]["line"]), empty[0].get("seen", ""), LOOK) if empty else None
+    )
 
 
 def clipped_before_sync(notes: Notes) -> Answer:
@@ -107,7 +120,7 @@ def clipped_before_sync(notes: Notes) -> Answer:
     return RIGHT if notes.all("no_sync") and notes.all("gradients") else None
 
 
-def schedule_length(one: Notes, many: Notes) -> Answer:
+def schedule_length(one: Notes, many: Notes, source: Source) -> Answer:
     """Does the learning rate come as far on several ranks as on one?"""
     rates = [[fact["rates"][0] for fact in states(notes)[0] if "rates" in fact] if states(notes) else []
              for notes in (one, many)]  # fmt: skip
@@ -119,7 +132,8 @@ def schedule_length(one: Notes, many: Notes) -> Answer:
     ends = [each[-1] / highest for each in rates]
     if ends[1] - ends[0] < 0.2:
         return RIGHT
-    line = next((fact["line"] for fact in many.ranks[0] if fact["what"] == "schedule"), None)
+    lines = next((fact["lines"] for fact in many.ranks[0] if fact["what"] == "schedule"), [])
+    line = next((each for each in lines if not isinstance(source.statements.get(each), ast.Return)), None)
     evidence = (
         f"the last learning rate is {ends[0]:.0%} of the highest after {len(rates[0])} steps of one process, and "
         f"{ends[1]:.0%} after {len(rates[1])} steps of {len(many.ranks)} ranks"

@@ -67,7 +67,12 @@ def early_load(notes: Notes) -> Answer:
         path = fact["path"]
         if path in began and (not fact["there"] or began[path] <= fact["clock"] < ended.get(path, float("inf"))):
             found = "is not there yet" if not fact["there"] else "is being written"
-            return Finding("early-load", fact["line"], f"a rank opens {Path(path).name} while it {found}")
+            save = next(each for each in notes.all("saving") if each["path"] == path)
+            apart = [
+                a for a, b in zip(fact["lines"][::-1], save["lines"][::-1], strict=False) if a != b
+            ]  # outside first
+            line = next(iter(apart), fact["line"])
+            return Finding("early-load", line, f"a rank opens {Path(path).name} while it {found}")
     return _early_look(notes, set(began) | {fact["path"] for fact in loads}) or (RIGHT if began and loads else None)
 
 

@@ -66,9 +66,14 @@ def same_rows(notes: Notes) -> Answer:
     return Finding("same-rows", line, evidence, WRONG if same_order or len(shared) < fewest else LOOK)
 
 
-def asked_in_workers(found: Finding, notes: Notes, source: Source) -> Finding:
-    """Of samples that are the same, whether a data set asks for its rank in a worker, where there is no group."""
+def asked_in_vain(found: Finding, notes: Notes, source: Source) -> Finding:
+    """Of samples that are the same, whether a rank was asked for where there is no group: too soon, or in a worker."""
     asks = {"get_rank", "get_world_size", "is_initialized"}
+    for fact in notes.all("no group")[:1]:
+        helper = source.function_of(source.statements[fact["lines"][0]])
+        if helper and len(fact["lines"]) > 1 and source.reaches(helper, frozenset({"get_rank", "get_world_size"})):
+            evidence = f"the rank is asked for before init_process_group; {found.evidence}"
+            return replace(found, line=fact["lines"][1], evidence=evidence, cure="open the process group first")
     reads = [each for each in source.all(ast.FunctionDef) if each.name in ("__iter__", "__getitem__")]
     call = next((c for each in reads if (c := source.reaches(each, frozenset(asks)))), None)
     if call is None or not any(fact["workers"] for fact in notes.all("loader")):
@@ -77,6 +82,22 @@ def asked_in_workers(found: Finding, notes: Notes, source: Source) -> Finding:
     return replace(
         found, line=call.lineno, evidence=evidence, cure="ask in the main process, and give it to the data set"
     )
+
+
+def unread_samples(one: Notes, many: Notes, source: Source) -> Answer:
+    """Do several ranks together train on what one process trains on?"""
+    in_all = [set().union(*(_used(facts)[0] for facts in notes.ranks)) for notes in (one, many)]
+    at_first = [set().union(*first_passes(notes)) for notes in (one, many)]
+    if any(len(alone) < FEW or len(alone & together) < 0.9 * len(together) for alone, together in (in_all, at_first)):
+        return None  # augmented: no sample comes twice
+    alone, together = min(in_all, at_first, key=lambda pair: len(pair[1]) / len(pair[0]))
+    if len(together) > 0.75 * len(alone):
+        return RIGHT
+    loader = many.all("loader")[0]
+    function = next((each for each in source.all(ast.FunctionDef) if each.lineno == loader["draws"]), None)
+    gives = [each.lineno for each in ast.walk(function) if isinstance(each, ast.Return | ast.Yield)] if function else []
+    evidence = f"{len(many.ranks)} ranks train on {len(together)} of the {len(alone)} samples of one process"
+    return Finding("unread-samples", max(gives, default=loader["line"]), evidence, LOOK)
 
 
 RANDOM = {"RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler"}

@@ -54,11 +54,11 @@ def _changed_since(notes: Notes) -> tuple[str, int | None] | None:
     wrapped = [next((f["each"] for f in facts if f["what"] == "wrapped as"), []) for facts in notes.ranks]
     begins = [next((f["each"] for f in facts if f["what"] == "begins as"), []) for facts in notes.ranks]
     for then, now in zip(zip(*wrapped, strict=False), zip(*begins, strict=False), strict=False):
-        (name, *one), *others = then
-        if all(alike(one, other[1:], EQUAL) for other in others) and not all(
+        (name, line, *one), *others = then
+        if all(alike(one, other[2:], EQUAL) for other in others) and not all(
             alike(now[0], each, EQUAL) for each in now[1:]
         ):
-            return name, None
+            return name, line
     return None
 
 
@@ -111,7 +111,7 @@ def _why(notes: Notes, apart: tuple[dict, ...]) -> Finding | None:
             "changed-after-wrapping", moved[0]["line"], f"the model was converted to {moved[0]['to']}; {differ}"
         )
     if new := notes.all("replaced"):
-        return Finding("changed-after-wrapping", new[0]["line"], f"{new[0]['name']} is new; {differ}")
+        return Finding("changed-after-wrapping", new[0]["at"] or new[0]["line"], f"{new[0]['name']} is new; {differ}")
     if thawed := notes.all("thawed"):
         line, *outer = thawed[0]["at"] or [thawed[0]["line"]]
         names = sorted({fact["name"] for fact in thawed})

@@ -200,8 +200,19 @@ def lost_broadcast(source: Source) -> Found:
 
 
 def unwaited(source: Source) -> Found:
-    """Handles of asynchronous calls of which only the last is waited for."""
+    """Handles of which only the last is waited for, and what is received used before its handle is waited for."""
     waits = [call for call in source.named("wait") if isinstance(call.func, ast.Attribute)]
+    for call in source.named("irecv"):
+        statement = source.parent[call]
+        block = getattr(source.parent.get(statement), "body", [])
+        if isinstance(statement, ast.Assign) and statement in block and call.args:
+            place, handle = ast.unparse(call.args[0]), last_name(statement.targets[0])
+            for later in block[block.index(statement) + 1 :]:
+                if any(handle in words_in(w.func.value) for w in ast.walk(later) if w in waits):
+                    break
+                if any(ast.unparse(each) == place for each in ast.walk(later) if isinstance(each, ast.expr)):
+                    yield later, f"{place} is used before what line {call.lineno} receives has arrived"
+                    break
     for call in source.all(ast.Call):
         given = source.parent.get(call)
         if not is_true(keyword(call, "async_op")) or not isinstance(given, ast.Assign | ast.Call):

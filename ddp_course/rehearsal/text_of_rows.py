@@ -58,7 +58,7 @@ def same_rows(source: Source) -> Found:
         yield loaders[0], "no sampler, slice or seed in this program depends on the rank"
 
 
-def sharded_twice(source: Source) -> Found:
+def unread_samples(source: Source) -> Found:
     """A DistributedSampler over data that is a rank's own already."""
     for call in source.named("DistributedSampler"):
         data = next(iter(call.args[:1]), None) or keyword(call, "dataset")

@@ -159,7 +159,7 @@ def _other_epoch(whole: Notes, again: Notes, start: int) -> Finding | None:
     if not passes or not due or passes[0]["epoch"] in due:
         return None
     evidence = f"the sampler begins with epoch {passes[0]['epoch']} again, where the uninterrupted run had {max(due)}"
-    return Finding("inexact-resume", passes[0]["line"], evidence,
+    return Finding("inexact-resume", passes[0]["set"] or passes[0]["line"], evidence,
                    cure="give set_epoch the number of epochs that are done, also those before the resume")  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -74,6 +75,7 @@ class Watch:
         around(dist, "init_process_group", self.at_group)
         around(torch.distributed.distributed_c10d, "init_process_group", self.at_group)
         around(dist, "all_reduce", self.at_all_reduce)
+        around(dist, "is_initialized", self.at_asked)
         around(torch.optim.Optimizer, "add_param_group", self.at_parameters)
         around(torch.optim.Optimizer, "zero_grad", self.at_zero)
         around(nn.Module, "zero_grad", self.at_zero)
@@ -100,6 +102,12 @@ class Watch:
         os.environ.update(self.meeting)  # who starts ranks himself has chosen a port, another one on each rank
         self.writer.note("group")
         call(*args, **kwargs)
+
+    def at_asked(self, call: Callable) -> bool:
+        there = call()
+        if not there and self.writer.asked_by_program():
+            self.writer.note("no group", lines=self.writer.lines())
+        return there
 
     # --- modules --------------------------------------------------------------------------------------
 
@@ -232,8 +240,7 @@ class Watch:
         parameters = [each for each in parameters if not _sharded(each)]
         seen = [each for each in parameters if each.grad is not None and id(each) in self.local]
         each = [[sketched([p.grad], seed=p.numel()).tolist(), self.local[id(p)].tolist()] for p in seen]
-        found = sum((sketched([each.grad], seed=each.numel()) for each in seen), torch.zeros(SKETCHES))
-        local = sum((self.local[id(each)] for each in seen), torch.zeros(SKETCHES))
+        found, local = np.array(each or [[[0.0] * SKETCHES] * 2]).sum(axis=0)
         idle = sum(1 for each in parameters if each.requires_grad and id(each) not in self.local)
         return {"found": found.tolist(), "local": local.tolist(), "count": len(seen), "idle": idle,
                 "each": each[:MOST_PARAMETERS]}  # fmt: skip

@@ -59,7 +59,8 @@ class FilesWatch:
         if not isinstance(file, str | os.PathLike):  # into memory, as object collectives do
             return call(*args, **kwargs)
         path = os.path.abspath(file)
-        self.writer.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what))
+        self.writer.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what),
+                         lines=self.writer.lines())  # fmt: skip
         if self.rank == 0:
             time.sleep(SAVE_TAKES_S)
         call(*args, **kwargs)
@@ -70,7 +71,8 @@ class FilesWatch:
         file = args[0] if args else kwargs.get("f")
         if isinstance(file, str | os.PathLike):
             there = os.path.lexists(file)
-            self.writer.note("loading", path=os.path.abspath(file), clock=time.monotonic(), there=there)
+            self.writer.note("loading", path=os.path.abspath(file), clock=time.monotonic(), there=there,
+                             lines=self.writer.lines())  # fmt: skip
         return call(*args, **kwargs)
 
     def at_load_state(self, call: Callable, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +91,7 @@ class FilesWatch:
         return seen
 
     def at_schedule(self, call: Callable, *args: Any, **kwargs: Any) -> None:
-        self.writer.note("schedule")
+        self.writer.note("schedule", lines=self.writer.lines())
         call(*args, **kwargs)
 
     def at_look(self, call: Callable, path: Any, *args: Any, **kwargs: Any) -> bool:

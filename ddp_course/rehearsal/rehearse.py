@@ -34,8 +34,7 @@ from ddp_course.rehearsal.finding import GRADES, LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
-from ddp_course.rehearsal.run_of_changes import schedule_length
-from ddp_course.rehearsal.run_of_rows import asked_in_vain, unread_samples
+from ddp_course.rehearsal.run_of_rows import asked_in_vain
 from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch import Watch
 
@@ -57,7 +56,7 @@ SHOWN_WITH = {
 }
 
 # Whose line the run tells better: a pass over the loader is nearer to the fault than the sampler's line.
-RUN_KNOWS_BETTER = {"missing-set-epoch", "early-load", "unread-samples"}
+RUN_KNOWS_BETTER = {"missing-set-epoch", "unread-samples"}
 MOST_BYTES = 500e6  # of the folder that is copied
 DIE_AFTER = 2  # steps after the first save
 RACES = {"early-load"}  # one run that went well refutes no race
@@ -139,12 +138,9 @@ def rehearse(
         if not isinstance(hung, Finding):
             say("running it on 1 rank, with the same samples in its first step")
             one, alone = stage.run("one", 1, batches=str(stage.notes("whole")))
-        answers: dict[str, Answer] = {
-            "collective-order": hung,
-            "crash": crash(whole, one, CAUSES) if failure else RIGHT,
-        }
-        for fault, question in compare.QUESTIONS.items():
-            answers[fault] = question(whole, source) if fault in compare.OF_TEXT_TOO else question(whole)
+        answers = compare.answers(whole, None if failure or alone else one, source)
+        answers["collective-order"] = hung
+        answers["crash"] = crash(whole, one, CAUSES) if failure else RIGHT
         if not failure:
             loss = two_runs.same_batch(one, whole)
             answers["loss-of-unequal-counts"] = (
@@ -152,10 +148,6 @@ def rehearse(
             )
             if not isinstance(answers["not-averaged"], Finding):
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
-        if not failure and not alone:
-            answers["lr-not-scaled"] = two_runs.rate(one, whole)
-            answers["unread-samples"] = unread_samples(one, whole, source)
-            answers["schedule-length"] = schedule_length(one, whole, source)
         if source.named(
             "isend", "send", "batch_isend_irecv"
         ):  # neighbours that exchange weights may differ, as is meant

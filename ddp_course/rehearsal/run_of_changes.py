@@ -12,22 +12,21 @@ from collections import defaultdict
 
 from ddp_course.rehearsal.finding import LOOK, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.run_of_weights import EQUAL, equal_at_the_end, states
+from ddp_course.rehearsal.run_of_weights import EQUAL, equal_at_the_end, same, states
 from ddp_course.rehearsal.sketches import alike
-from ddp_course.rehearsal.source import Source, keyword, last_name
+from ddp_course.rehearsal.source import Source, last_name
 
 
 def losses_differ(notes: Notes, source: Source) -> Answer:
-    given = [
-        each for call in source.all(ast.Call) for name in ("weight", "pos_weight") if (each := keyword(call, name))
-    ]
-    made = [node.lineno for each in given for node in source.given[last_name(each)]]
+    names = {last_name(each.value) for call in source.all(ast.Call) for each in call.keywords
+             if each.arg in ("weight", "pos_weight")}  # fmt: skip
+    made = [node.lineno for name in names for node in source.given[name]]
     seen = False
     for row in zip(*notes.of("loss weights"), strict=False):
         if len({tuple(fact["sizes"]) for fact in row}) > 1:
             return None
         seen = True
-        if not all(alike(row[0]["sketch"], fact["sketch"], EQUAL) for fact in row):
+        if not same(row):
             evidence = "the weights of classes in the loss differ between the ranks"
             return Finding("losses-differ", made[-1] if made else row[0]["line"], evidence)
     return RIGHT if seen else None
@@ -53,15 +52,14 @@ def models_differ(notes: Notes) -> Answer:
     for row in rows:
         if len({fact["line"] for fact in row}) > 1 or any(fact["shapes"] != row[0]["shapes"] for fact in row):
             return None
-        if not all(alike(row[0]["sketch"], fact["sketch"], EQUAL) for fact in row):
+        if not same(row):
             if equal_at_the_end(notes) is not True:
                 return None  # what is trained differs, which is told as such
-            copied = next((pair[0]["line"] for pair in zip(*notes.of("copied"), strict=False)
-                           if not all(alike(pair[0]["sketch"], each["sketch"], EQUAL) for each in pair)), None)  # fmt: skip
             seen = f"the weights that line {row[0]['line']} uses differ between the ranks"
-            return Finding(
-                "models-differ", copied or row[0]["line"], seen + (", since they were copied" if copied else "")
-            )
+            for pair in zip(*notes.of("copied"), strict=False):
+                if not same(pair):
+                    return Finding("models-differ", pair[0]["line"], f"{seen}, as they did when they were copied here")
+            return Finding("models-differ", row[0]["line"], seen)
     return RIGHT if rows else None
 
 
@@ -82,7 +80,7 @@ def reseeded(notes: Notes) -> Answer:
     return RIGHT if times else None
 
 
-def running_sums(notes: Notes) -> Answer:
+def reduced_again(notes: Notes) -> Answer:
     """Sums that are reduced in place, added to and reduced again; sums in half precision."""
     lines: dict[int, list[dict]] = defaultdict(list)
     for fact in notes.of("again")[0] if notes.ranks else ():
@@ -96,7 +94,7 @@ def running_sums(notes: Notes) -> Answer:
     return RIGHT if lines else None
 
 
-def low_precision(notes: Notes) -> Answer:
+def low_precision_counts(notes: Notes) -> Answer:
     half = [fact for fact in notes.all("half") if fact["line"]]
     hooks = {fact["made"] for fact in notes.all("hook")}
     if half and not hooks:
@@ -107,10 +105,9 @@ def low_precision(notes: Notes) -> Answer:
 
 
 def empty_group(notes: Notes) -> Answer:
-    empty = notes.all("empty group")
-    return (
-        Finding("empty-group", empty[0].get("at", empty[0]["line"]), empty[0].get("seen", ""), LOOK) if empty else None
-    )
+    for fact in notes.all("empty group"):
+        return Finding("empty-group", fact.get("at", fact["line"]), fact.get("seen", ""), LOOK)
+    return None
 
 
 def clipped_before_sync(notes: Notes) -> Answer:

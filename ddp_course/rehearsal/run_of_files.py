@@ -13,7 +13,7 @@ from ddp_course.rehearsal.finding import Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 
 
-def prints(notes: Notes) -> Answer:
+def prints_by_every_rank(notes: Notes) -> Answer:
     said = []
     for facts in notes.of("prints"):
         lines = defaultdict(list)
@@ -40,11 +40,11 @@ def names_the_rank(texts: list[list[str]]) -> bool:
     )
 
 
-def files(notes: Notes) -> Answer:
+def file_by_every_rank(notes: Notes) -> Answer:
     return _by_every_rank(notes, "writes", "file-by-every-rank")
 
 
-def saves(notes: Notes) -> Answer:
+def unguarded_save(notes: Notes) -> Answer:
     return _by_every_rank(notes, "saving", "unguarded-save")
 
 
@@ -67,12 +67,7 @@ def early_load(notes: Notes) -> Answer:
         path = fact["path"]
         if path in began and (not fact["there"] or began[path] <= fact["clock"] < ended.get(path, float("inf"))):
             found = "is not there yet" if not fact["there"] else "is being written"
-            save = next(each for each in notes.all("saving") if each["path"] == path)
-            apart = [
-                a for a, b in zip(fact["lines"][::-1], save["lines"][::-1], strict=False) if a != b
-            ]  # outside first
-            line = next(iter(apart), fact["line"])
-            return Finding("early-load", line, f"a rank opens {Path(path).name} while it {found}")
+            return Finding("early-load", fact["line"], f"a rank opens {Path(path).name} while it {found}")
     return _early_look(notes, set(began) | {fact["path"] for fact in loads}) or (RIGHT if began and loads else None)
 
 

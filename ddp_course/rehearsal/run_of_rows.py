@@ -188,7 +188,7 @@ def stale_workers(notes: Notes) -> Answer:
     return RIGHT if right else None
 
 
-def no_set_epoch(notes: Notes) -> Answer:
+def missing_set_epoch(notes: Notes) -> Answer:
     passes: dict[int, list[dict]] = defaultdict(list)
     for fact in notes.of("sampler")[0]:
         if fact["shuffle"]:

@@ -9,6 +9,7 @@ import ast
 import re
 
 from ddp_course.rehearsal.source import (
+    COLLECTIVES,
     RANK,
     WORLD,
     Found,
@@ -95,7 +96,7 @@ def _map_style_only(source: Source) -> bool:
     return any(is_true(keyword(call, "shuffle")) for call in source.named("DataLoader"))
 
 
-def no_set_epoch(source: Source) -> Found:
+def missing_set_epoch(source: Source) -> Found:
     if "set_epoch" in source.calls:
         return
     if sampler := source.functions.get("set_epoch"):  # a sampler of one's own
@@ -209,6 +210,18 @@ def _averages(source: Source, call: ast.Call, names: set[str]) -> bool:
     after = [each for kind in (ast.BinOp, ast.AugAssign) for each in source.all(kind) if isinstance(each.op, ast.Div)]
     words = [words_in(each) for each in after if each.lineno >= call.lineno and source.function_of(each) is own]
     return any(some & names and any(map(WORLD.search, some)) for some in words)
+
+
+def loss_not_reduced(source: Source) -> Found:
+    """A loss that is read and told, in a training in which no rank's numbers meet another's."""
+    tells = source.named("print", "info", "log", "write", "writerow", "add_scalar")
+    alone = not source.named(*COLLECTIVES - {"barrier", "broadcast", "broadcast_object_list"})
+    if alone and tells and "backward" in source.calls:
+        for call in source.named("item"):
+            given = source.callers(source.function_of(call)) if source.function_of(call) else []
+            words = words_in(call).union(each.arg or "" for caller in given for each in caller.keywords)
+            if any("loss" in word.lower() for word in words):
+                yield call, "this is the loss of one rank's samples, and no collective combines it with the others'"
 
 
 def slow_loading(source: Source) -> Found:

@@ -19,35 +19,41 @@ def early_load(source: Source) -> Found:
     told = set()
     for body in [*source.all(ast.FunctionDef), source.tree]:
         saved = None
-        for what, call, here in _events(source, body):
+        for what, call in _events(source, body):
             if what == "meet":
                 saved = None
             elif what == "save":
                 saved = call
             elif saved is not None and call not in told and _one_file(saved, call):
                 told.add(call)
-                yield here, f"rank 0 saves at line {saved.lineno}, and no barrier stands between"
+                own = source.function_of(saved)
+                early = [
+                    each
+                    for each in source.named("barrier")
+                    if own and source.function_of(each) is own and each.lineno < saved.lineno
+                ]
+                where, seen = (
+                    (early[0], "the barrier stands before it") if early else (call, "no barrier stands between")
+                )
+                yield where, f"rank 0 saves at line {saved.lineno}, a load is at line {call.lineno}, and {seen}"
 
 
-def _events(source: Source, body: ast.AST, seen: frozenset = frozenset()) -> Iterator[tuple[str, ast.Call, ast.Call]]:
-    """The saves by one rank, loads by all and meetings of a function, in the order of lines, through what it calls.
-
-    Of each: what it is, its call, and the call in this function that comes to it.
-    """
+def _events(source: Source, body: ast.AST, seen: frozenset = frozenset()) -> Iterator[tuple[str, ast.Call]]:
+    """The saves by one rank, loads by all and meetings of a function, in the order of lines, through what it calls."""
     calls = [each for each in ast.walk(body) if isinstance(each, ast.Call) and _own(source, each, body)]
     for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset)):
         function = source.functions.get(last_name(call))
         if last_name(call) in MEETING or (last_name(call) == "backward" and source.wrapped):
-            yield "meet", call, call
+            yield "meet", call
         elif name_of(call) in ("torch.save", "torch.load"):
             one = source.one_rank_only(call)
             if one == (last_name(call) == "save"):
-                yield last_name(call), call, call
+                yield last_name(call), call
         elif function and function not in seen and len(seen) < 5:
             guarded = source.one_rank_only(call)
-            for what, inner, _ in _events(source, function, seen | {function}):
+            for what, inner in _events(source, function, seen | {function}):
                 if not (what == "load" and guarded):
-                    yield what, inner, call
+                    yield what, inner
 
 
 def _own(source: Source, call: ast.Call, body: ast.AST) -> bool:

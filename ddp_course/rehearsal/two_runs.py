@@ -16,7 +16,7 @@ APART = 0.02  # relative; less may come from sums in another order
 FIT = 2e-5  # relative; what is told as a sum of the ranks' gradients is one to the precision of float32
 
 
-def rate(one: Notes, many: Notes) -> Answer:
+def lr_not_scaled(one: Notes, many: Notes) -> Answer:
     """Does the learning rate know that the global batch has grown?"""
     rows = [next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "batch"), None) or
             next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "forward" and f["training"]), None)

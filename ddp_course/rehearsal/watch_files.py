@@ -59,8 +59,7 @@ class FilesWatch:
         if not isinstance(file, str | os.PathLike):  # into memory, as object collectives do
             return call(*args, **kwargs)
         path = os.path.abspath(file)
-        self.writer.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what),
-                         lines=self.writer.lines())  # fmt: skip
+        self.writer.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what))
         if self.rank == 0:
             time.sleep(SAVE_TAKES_S)
         call(*args, **kwargs)
@@ -71,8 +70,7 @@ class FilesWatch:
         file = args[0] if args else kwargs.get("f")
         if isinstance(file, str | os.PathLike):
             there = os.path.lexists(file)
-            self.writer.note("loading", path=os.path.abspath(file), clock=time.monotonic(), there=there,
-                             lines=self.writer.lines())  # fmt: skip
+            self.writer.note("loading", path=os.path.abspath(file), clock=time.monotonic(), there=there)
         return call(*args, **kwargs)
 
     def at_load_state(self, call: Callable, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

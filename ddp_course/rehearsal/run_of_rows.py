@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from ddp_course.rehearsal.finding import LOOK, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.source import Source, last_name
+from ddp_course.rehearsal.parsed import last_name
+from ddp_course.rehearsal.source import Source
 
 WAITING, WAIT_S = 0.5, 10e-3  # share of the time, and seconds a batch, spent waiting for rows
 FEW = 8  # rows in the same order that may agree by chance, where a data set holds equal rows
@@ -86,14 +87,16 @@ def asked_in_vain(found: Finding, notes: Notes, source: Source) -> Finding:
 
 def unread_samples(one: Notes, many: Notes, source: Source) -> Answer:
     """Do several ranks together train on what one process trains on?"""
-    in_all = [set().union(*(_used(facts)[0] for facts in notes.ranks)) for notes in (one, many)]
-    at_first = [set().union(*first_passes(notes)) for notes in (one, many)]
-    if any(len(alone) < FEW or len(alone & together) < 0.9 * len(together) for alone, together in (in_all, at_first)):
-        return None  # augmented: no sample comes twice
-    alone, together = min(in_all, at_first, key=lambda pair: len(pair[1]) / len(pair[0]))
+    both = [[set().union(*(_used(facts)[0] for facts in notes.ranks)) for notes in (one, many)],
+            [set().union(*first_passes(notes)) for notes in (one, many)]]  # fmt: skip
+    # Augmented samples come but once, and of draws with replacement the first passes differ.
+    both = [(alone, some) for alone, some in both if len(alone) >= FEW and len(alone & some) >= 0.9 * len(some)]
+    if not both:
+        return None
+    alone, together = min(both, key=lambda pair: len(pair[1]) / len(pair[0]))
     if len(together) > 0.75 * len(alone):
         return RIGHT
-    loader = many.all("loader")[0]
+    loader = next(iter(many.all("loader")), {"draws": None, "line": None})
     function = next((each for each in source.all(ast.FunctionDef) if each.lineno == loader["draws"]), None)
     gives = [each.lineno for each in ast.walk(function) if isinstance(each, ast.Return | ast.Yield)] if function else []
     evidence = f"{len(many.ranks)} ranks train on {len(together)} of the {len(alone)} samples of one process"

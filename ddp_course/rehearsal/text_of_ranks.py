@@ -8,32 +8,12 @@ from __future__ import annotations
 import ast
 import re
 
-from ddp_course.rehearsal.source import (
-    COLLECTIVES,
-    ONE_RANK,
-    RANK,
-    Found,
-    Source,
-    is_true,
-    keyword,
-    last_name,
-    name_of,
-    speaks_of_rank,
-    words_in,
-)
+from ddp_course.rehearsal.parsed import is_true, keyword, last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, ONE_RANK, RANK, Found, Source, speaks_of_rank
 
 WRITERS = (
-    *(
-        "FileHandler",
-        "RotatingFileHandler",
-        "SummaryWriter",
-        "to_csv",
-        "to_parquet",
-        "savefig",
-        "save_image",
-        "imwrite",
-    ),
-    *("write_text", "write_bytes", "savez", "savez_compressed", "savetxt"),
+    *("FileHandler", "RotatingFileHandler", "SummaryWriter", "to_csv", "to_parquet", "savefig", "save_image"),
+    *("imwrite", "write_text", "write_bytes", "savez", "savez_compressed", "savetxt"),
 )
 LOGGED = ("info", "warning", "error")
 LEVELS = ("basicConfig", "setLevel", "addHandler", "addFilter", "disable", "getLogger", "Formatter", "StreamHandler")

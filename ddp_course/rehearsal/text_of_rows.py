@@ -8,36 +8,14 @@ from __future__ import annotations
 import ast
 import re
 
-from ddp_course.rehearsal.source import (
-    COLLECTIVES,
-    RANK,
-    WORLD,
-    Found,
-    Source,
-    is_true,
-    keyword,
-    last_name,
-    name_of,
-    speaks_of_rank,
-    words_in,
-)
+from ddp_course.rehearsal.parsed import is_true, keyword, last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, RANK, WORLD, Found, Source, speaks_of_rank
 
 ROWS = re.compile(r"len\(\w+\)|\w+\.(size\(0\)|shape\[0\])")  # the number of a batch's rows
 DRAWS = frozenset(
     [
-        *(
-            "rand",
-            "randn",
-            "randint",
-            "random",
-            "uniform",
-            "normal",
-            "choice",
-            "randperm",
-            "standard_normal",
-            "integers",
-        ),
-        *("gauss", "bernoulli", "permutation"),
+        *("rand", "randn", "randint", "random", "uniform", "normal", "choice", "randperm", "standard_normal"),
+        *("integers", "gauss", "bernoulli", "permutation"),
     ]
 )
 # Calls that name rank and world size without dividing any rows between ranks.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddp_course.rehearsal.source import COLLECTIVES, Found, Source, last_name, name_of, words_in
+from ddp_course.rehearsal.parsed import last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, Found, Source
 
 MEETING = COLLECTIVES | {"DistributedDataParallel", "DDP"}
 COMMON = {"self", "os", "path", "join", "args", "cfg", "config", "Path", "str"}

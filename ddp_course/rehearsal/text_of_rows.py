@@ -41,7 +41,10 @@ def unread_samples(source: Source) -> Found:
     """A DistributedSampler over data that is a rank's own already."""
     for call in source.named("DistributedSampler"):
         data = next(iter(call.args[:1]), None) or keyword(call, "dataset")
-        if data is not None and source.of_rank(data) and not _evaluates(source, call):
+        made = source.given.get(last_name(data), ()) if data is not None else ()
+        seeded = any(each.arg == "seed" and source.of_rank(each.value) for node in made for each in
+                     getattr(node.value, "keywords", ()))  # fmt: skip
+        if data is not None and source.of_rank(data) and not seeded and not _evaluates(source, call):
             yield call, "the data that it divides depends on the rank already"
 
 

@@ -60,7 +60,6 @@ class Watch:
         self.steps, self.depth, self.saved_at = 0, 0, None
         self.local: dict[int, torch.Tensor] = {}  # what this rank's rows contributed, by parameter
         self.known: set[int] = set()
-        self.born: dict[int, int | None] = {}  # the line that made a parameter
         self.synced: dict[int, bool] = {}  # whether a replica's last forward was outside no_sync
         self.quiet: dict[int, int | None] = {}  # the line of a replica's last forward inside no_sync, until it is sent
         self.trained: dict[int, list[torch.Tensor]] = {}  # the parameters of each optimizer, also after its end
@@ -114,7 +113,6 @@ class Watch:
     def at_birth(self, call: Callable, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         call(module, name, parameter)
         if parameter is not None:
-            self.born[id(parameter)] = self.writer.line()
             self.changes.made[id(parameter)] = self.writer.lines()
 
     def at_wrapping(self, call: Callable, replica: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -162,7 +160,7 @@ class Watch:
             local = isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(each, nn.SyncBatchNorm)
             if local and each.training and name not in self.norms:
                 self.norms.add(name)
-                self.writer.note("batchnorm", name=name, rows=rows, made=self.born.get(id(each.weight)))
+                self.writer.note("batchnorm", name=name, rows=rows, made=self.changes.born(each.weight))
 
     def after_forward(self, *_: Any) -> None:
         self.depth -= 1
@@ -260,7 +258,7 @@ class Watch:
                 self.changes.at_first_step([p for p in parameters if p.grad is not None])
         for parameter in parameters:
             self.local.pop(id(parameter), None)
-        each = {} if self.steps else {"each": [[self.born.get(id(p)), *weights([p])] for p in parameters]}
+        each = {} if self.steps else {"each": [[self.changes.born(p), *weights([p])] for p in parameters]}
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._weights(optimizer, parameters, at="before", rate=rates[0], rates=rates, **each)
         self.calls.note("step")
@@ -287,7 +285,7 @@ class Watch:
     def _still(self) -> list:
         """A replica's parameters that no gradient changes: DDP does not look after them."""
         named = [(name, each) for replica in self.replicas for name, each in replica.module.named_parameters()]
-        return sorted([n, self.born.get(id(p)), *weights([p])] for n, p in named if not p.requires_grad)[:20]
+        return sorted([n, self.changes.born(p), *weights([p])] for n, p in named if not p.requires_grad)[:20]
 
     def at_saved(self) -> None:
         self.saved_at = self.steps if self.saved_at is None else self.saved_at

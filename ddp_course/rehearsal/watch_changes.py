@@ -37,7 +37,7 @@ class ChangesWatch:
         self.told: set[tuple[int, str]] = set()
         self.made: dict[int, list[int]] = {}  # parameter -> the lines at work when it was made
         self.thawed: dict[int, list[int]] = {}  # parameter -> the lines at work when it was thawed
-        self.applying = self.losses = self.buffers = 0
+        self.applying = self.losses = self.buffers = self.copies = 0
         self.evaluations: Counter[tuple] = Counter()
 
     def install(self) -> None:
@@ -75,14 +75,18 @@ class ChangesWatch:
             self.writer.note("begins as", each=[weights([p]) for p in parameters.values()])
             break
 
+    def born(self, parameter: torch.Tensor) -> int | None:
+        """The line that made a parameter."""
+        return next(iter(self.made.get(id(parameter), ())), None)
+
     def _maker(self, parameter: torch.Tensor) -> int | None:
         """The line that made it: out of the constructors, to where the module is made."""
         return next((line for line in self.made.get(id(parameter), []) if not self.source.constructs(line)), None)
 
     def at_copy(self, call: Callable, parameter: nn.Parameter, memo: dict) -> nn.Parameter:
         """A teacher, an average: do the ranks copy the same?"""
-        if len(self.made) < MOST_COPIES:
-            self.made.setdefault(id(parameter), self.writer.lines())
+        self.copies += 1
+        if self.copies <= MOST_COPIES:
             self.writer.note("copied", sketch=weights([parameter]))
         return call(parameter, memo)
 

@@ -174,6 +174,13 @@ PARTINGS = [
     (call("barrier", 10, 9, 10), call("end", 11, 9) | {"what": "end"}, "collective-under-rank-0", 10),
     (call("forward", 10, 9, 10), call("end", 11, 9) | {"what": "end"}, "forward-on-one-rank", 10),
     (call("all_reduce", 8, 8, size=3), call("all_reduce", 8, 8, size=4), "collective-order", 8),
+    # A library's function comes back into the program on one rank, and makes a call there.
+    (
+        call("all_reduce", 4) | {"path": [DEEP + 8, 2 * DEEP + 4]},
+        call("barrier", 10, 8, 9, 10),
+        "collective-under-rank-0",
+        8,
+    ),
 ]
 
 
@@ -190,6 +197,21 @@ def test_calls_inside_a_call_are_stepped_over():
     one, other = [DEEP + 6, 2 * DEEP + 30, 2 * DEEP + 31, DEEP + 7], [DEEP + 6, 2 * DEEP + 30, 2 * DEEP + 33, DEEP + 2]
     assert run_of_calls.parting(one, other) == (6, (7, 2))
     assert run_of_calls.parting(one, one) is None
+
+
+def test_samples_that_several_ranks_together_leave_out_are_named():
+    def rank(*rows):
+        return [{"what": "loader", "line": 5, "draws": 1}, {"what": "batch", "rows": list(rows)},
+                {**forward(*rows), "training": True}]  # fmt: skip
+
+    whole = [float(n) for n in range(20)]
+    source = Source("def __iter__(self):\n    own = 1\n    yield own\n")
+    found = run_of_rows.unread_samples(notes(rank(*whole)), notes(rank(*whole[:5]), rank(*whole[5:10])), source)
+    assert (found.fault, found.line) == ("unread-samples", 3) and "10 of the 20 samples" in found.evidence
+    halves = notes(rank(*whole[:10]), rank(*whole[10:]))
+    assert run_of_rows.unread_samples(notes(rank(*whole)), halves, source) == RIGHT
+    others = notes(rank(*(n + 0.5 for n in whole)))  # augmented
+    assert run_of_rows.unread_samples(others, halves, source) is None
 
 
 def test_names_reduced_in_another_order_are_seen_and_names_of_other_things_are_not():

@@ -125,9 +125,8 @@ def rehearse(
         if not isinstance(hung, Finding):
             say("running it on 1 rank, with the same samples in its first step")
             one, alone = stage.run("one", 1, batches=str(stage.notes("whole")))
-        answers = compare.answers(whole, None if failure or alone else one, source)
-        answers["collective-order"] = hung
-        answers["crash"] = crash(whole, one, CAUSES) if failure else RIGHT
+        answers = {"collective-order": hung, "crash": crash(whole, one, CAUSES) if failure else RIGHT}
+        answers |= compare.answers(whole, None if failure or alone else one, source)
         if not failure:
             loss = two_runs.same_batch(one, whole)
             answers["loss-of-unequal-counts"] = (

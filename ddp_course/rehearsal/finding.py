@@ -63,9 +63,9 @@ FAULTS = {
         "the ranks spend more time waiting for samples than training",
         "use num_workers, or make __getitem__ cheaper; ranks × workers should not exceed the cores",
     ),
-    "sharded-twice": (
-        "a rank's own share is divided between the ranks once more, so part of the samples is never read",
-        "either give each rank its own files, or a DistributedSampler over all of them",
+    "unread-samples": (
+        "several ranks leave out samples that one process reads",
+        "divide once, either the files or the samples; places in a rank's share are not those in the whole data",
     ),
     "unordered-names": (
         "numbers are given in the order of a set, which for texts differs from process to process",
@@ -121,7 +121,7 @@ FAULTS = {
         "box = [value]; dist.broadcast_object_list(box, src=0); value = box[0]",
     ),
     "unwaited": (
-        "of several asynchronous calls only the last is waited for, and the others may not be over",
+        "an asynchronous call may not be over where its result is used",
         "keep every handle, and call wait() on each before the result is used",
     ),
     "collective-under-join": (

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddp_course.rehearsal import text_of_losses as losses
 from ddp_course.rehearsal import text_of_models as models
 from ddp_course.rehearsal import text_of_ranks as ranks
 from ddp_course.rehearsal import text_of_rows as rows
 from ddp_course.rehearsal import text_of_saves as saves
 from ddp_course.rehearsal import text_of_starts as starts
 from ddp_course.rehearsal import text_of_weights as weights
-from ddp_course.rehearsal.finding import LOOK, NOTES, WRONG, Finding
+from ddp_course.rehearsal.finding import FAULTS, LOOK, NOTES, WRONG, Finding
 from ddp_course.rehearsal.source import Found, Source
 
 
@@ -37,37 +36,12 @@ def lint(text: str) -> list[Finding]:
     return sorted(found, key=lambda each: (each.line, each.fault))
 
 
+# A function that is named as a fault is its rule.
 RULES: dict[str, Callable[[Source], Found]] = {
-    "same-rows": rows.same_rows,
-    "sharded-twice": rows.sharded_twice,
-    "missing-set-epoch": rows.no_set_epoch,
-    "mean-of-means": rows.mean_of_means,
-    "same-augmentation": rows.same_augmentation,
-    "slow-loading": rows.slow_loading,
-    "loss-not-reduced": losses.loss_not_reduced,
-    "prints-by-every-rank": ranks.prints_by_every_rank,
-    "file-by-every-rank": ranks.file_by_every_rank,
-    "unguarded-save": ranks.unguarded_save,
-    "collective-under-rank-0": ranks.collective_under_rank_0,
-    "set-order": ranks.set_order,
-    "unordered-names": ranks.unordered_names,
-    "lost-broadcast": ranks.lost_broadcast,
-    "unwaited": ranks.unwaited,
-    "fixed-address": starts.fixed_address,
-    "collective-under-join": ranks.collective_under_join,
-    "different-start": weights.different_start,
-    "past-the-replica": weights.past_the_replica,
-    "not-averaged": weights.not_averaged,
-    "averaged-twice": models.averaged_twice,
-    "early-load": saves.early_load,
-    "inexact-resume": saves.inexact_resume,
-    "module-prefix": models.module_prefix,
-    "local-batchnorm": models.local_batchnorm,
-    "find-unused-without-need": models.find_unused_without_need,
-    "forward-outside-no-sync": models.forward_outside_no_sync,
-    "no-main-guard": starts.no_main_guard,
-    "local-rank-argument": starts.local_rank_argument,
-    "cuda-without-device": starts.cuda_without_device,
+    fault: vars(module)[name]
+    for module in (models, ranks, rows, saves, starts, weights)
+    for fault in FAULTS
+    if (name := fault.replace("-", "_")) in vars(module)
 }
 # Where the text leaves no ordinary way in which it could be right; the rest is worth a look, and for a run to decide.
 CERTAIN = {

@@ -15,12 +15,7 @@ from collections.abc import Iterator
 
 RANK = re.compile(r"(^|_)rank(_?id|_?0)?($|_)|^rk$|proc(ess)?_?(index|idx|id|num)$", re.IGNORECASE)
 SOURCES = {
-    "get_rank",
-    "get_node_local_rank",
-    "get_group_rank",
-    "process_index",
-    "local_process_index",
-    "get_local_rank",
+    *("get_rank", "get_node_local_rank", "get_group_rank", "process_index", "local_process_index", "get_local_rank"),
 }
 VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "GROUP_RANK"}
 DEVICES = {"to", "cuda", "device", "set_device", "DistributedDataParallel", "DDP", "init_process_group", "print"}

@@ -6,38 +6,26 @@ if it calls `mp.spawn` itself, that runs its function on the ranks that are ther
 `compare` reads the notes of all ranks. What `lint` finds in the text is said too, unless the run has shown otherwise.
 
 Left out on purpose: whether the network learns well, and anything that only GPUs or many machines show.
-Read next: `watch.py`, then `compare.py`.
+Read next: `stage.py`, `watch.py`, then `compare.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
-import runpy
-import shutil
-import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch.multiprocessing
-
 from ddp_course.diagnose.causes import CAUSES
 from ddp_course.diagnose.recognise import recognise
-from ddp_course.launcher import RankError, launch
-from ddp_course.launcher.failure import is_talking
 from ddp_course.rehearsal import compare, two_runs
 from ddp_course.rehearsal.finding import GRADES, LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
-from ddp_course.rehearsal.run_of_changes import schedule_length
-from ddp_course.rehearsal.run_of_rows import asked_in_workers
+from ddp_course.rehearsal.run_of_rows import asked_in_vain
 from ddp_course.rehearsal.source import Source
-from ddp_course.rehearsal.watch import Watch
+from ddp_course.rehearsal.stage import Stage
 
 CALLS = ("uneven-inputs", "decided-by-one-rank", "collective-under-rank-0", "forward-on-one-rank", "collective-order",
          "set-order", "collective-under-join")  # fmt: skip
@@ -56,8 +44,8 @@ SHOWN_WITH = {
     "set-order": set(),  # an order that agreed by chance
 }
 
-MOST_BYTES = 500e6  # of the folder that is copied
-DIE_AFTER = 2  # steps after the first save
+# Whose line the run tells better: a pass over the loader is nearer to the fault than the sampler's line.
+RUN_KNOWS_BETTER = {"missing-set-epoch", "unread-samples"}
 RACES = {"early-load"}  # one run that went well refutes no race
 # Of findings with one cause, only the first is told: what is in a set follows from what it stands behind.
 FOLLOWS = {
@@ -66,7 +54,7 @@ FOLLOWS = {
     **dict.fromkeys(CALLS, {"drift", "collective-order", "crash", "hang"}),
     **dict.fromkeys(("same-draws", "sampler-differs", "stale-workers"), {"same-rows", "missing-set-epoch"}),
     **dict.fromkeys(CHANGES, {"drift", "not-averaged", "loss-of-whole-batch"}),
-    "not-averaged": {"drift"},
+    **dict.fromkeys(("not-averaged", "unwaited"), {"drift", "not-averaged"}),
     "early-load": {"drift", "models-differ"},
     "different-start": {"drift", "not-averaged"},
     "split-leak": {"same-rows"},
@@ -129,7 +117,7 @@ def rehearse(
     source = Source(path.read_text(encoding="utf-8"))
     by_text = lint(source.text)
     with tempfile.TemporaryDirectory(prefix="ddp_course_rehearsal_") as folder:
-        stage = _Stage(path, list(arguments), Path(folder), limit_s, wait_s)
+        stage = Stage(path, list(arguments), Path(folder), limit_s, wait_s)
         say(f"running it on {world_size} ranks")
         whole, failure = stage.run("whole", world_size, hashes=source.has_sets)
         hung = calls(whole, source.text, bool(failure))
@@ -137,12 +125,8 @@ def rehearse(
         if not isinstance(hung, Finding):
             say("running it on 1 rank, with the same samples in its first step")
             one, alone = stage.run("one", 1, batches=str(stage.notes("whole")))
-        answers: dict[str, Answer] = {
-            "collective-order": hung,
-            "crash": crash(whole, one, CAUSES) if failure else RIGHT,
-        }
-        for fault, question in compare.QUESTIONS.items():
-            answers[fault] = question(whole, source) if fault in compare.OF_TEXT_TOO else question(whole)
+        answers = {"collective-order": hung, "crash": crash(whole, one, CAUSES) if failure else RIGHT}
+        answers |= compare.answers(whole, None if failure or alone else one, source)
         if not failure:
             loss = two_runs.same_batch(one, whole)
             answers["loss-of-unequal-counts"] = (
@@ -150,9 +134,6 @@ def rehearse(
             )
             if not isinstance(answers["not-averaged"], Finding):
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
-        if not failure and not alone:
-            answers["lr-not-scaled"] = two_runs.rate(one, whole)
-            answers["schedule-length"] = schedule_length(one, whole)
         if source.named(
             "isend", "send", "batch_isend_irecv"
         ):  # neighbours that exchange weights may differ, as is meant
@@ -162,7 +143,7 @@ def rehearse(
         if isinstance(answers["same-rows"], Finding):
             made = next((call.lineno for call in source.named("DataLoader")), None)
             same = replace(answers["same-rows"], line=answers["same-rows"].line or made)
-            answers["same-rows"] = asked_in_workers(same, whole, source)
+            answers["same-rows"] = asked_in_vain(same, whole, source)
         drifted = answers["drift"]
         if isinstance(drifted, Finding) and drifted.fault == "drift" and (apart := steps(whole, source.text)):
             answers["drift"] = apart
@@ -177,8 +158,7 @@ def rehearse(
 
 
 def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str, started: bool) -> Rehearsal:
-    # In the run, a pass over the loader is nearer to the fault than the sampler's line.
-    lines = {each.fault: each.line for each in reversed(by_text) if each.fault != "missing-set-epoch"}
+    lines = {each.fault: each.line for each in reversed(by_text) if each.fault not in RUN_KNOWS_BETTER}
     if "past-the-replica" in lines:  # a forward past the replica is both
         lines.setdefault("not-averaged", lines["past-the-replica"])
     seen = [replace(each, line=lines.get(each.fault, each.line))  # the text's line is the cause's
@@ -201,142 +181,6 @@ def _told(by_text: list[Finding], answers: dict[str, Answer], failure: str, star
     unseen = [fault for fault, answer in answers.items() if answer is None]
     in_order = sorted(findings, key=lambda each: (GRADES.index(each.grade), each.fault not in CALLS, each.line or 0))
     return Rehearsal(in_order, right, unseen, failure, started)
-
-
-class _Stage:
-    """Where one program is run several times, each time in a copy of its folder."""
-
-    def __init__(self, script: Path, arguments: list[str], folder: Path, limit_s: float, wait_s: float):
-        self.script, self.arguments, self.folder = script, arguments, folder
-        self.limit_s, self.wait_s = limit_s, wait_s
-        bytes_ = sum(
-            each.stat().st_size for each in script.parent.rglob("*") if each.is_file() and not each.is_symlink()
-        )
-        if bytes_ > MOST_BYTES:
-            raise ValueError(
-                f"{script.parent} holds {bytes_ / 1e6:.0f} MB, and a rehearsal copies it; put the script into a folder "
-                f"with less than {MOST_BYTES / 1e6:.0f} MB"
-            )
-
-    def notes(self, name: str) -> Path:
-        return self.folder / f"notes-{name}"
-
-    def run(
-        self,
-        name: str,
-        world_size: int,
-        die_after: int | None = None,
-        where: str | None = None,
-        batches: str | None = None,
-        hashes: bool = False,
-    ) -> tuple[Notes, str]:
-        """Run the program once; returns its notes, and the report if it failed.
-
-        Args:
-            hashes: whether each rank is to have a seed of its own for hash(), as under torchrun; that takes longer.
-        """
-        home = self.folder / (where or name)
-        notes = self.notes(name)
-        notes.mkdir()
-        if not home.exists():
-            skipped = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".ipynb_checkpoints")
-            shutil.copytree(self.script.parent, home, ignore=skipped, symlinks=True)
-        script = str(home / self.script.name)
-        failure = ""
-        try:
-            call = (script, self.arguments, str(notes), self.wait_s, die_after, batches)
-            launch(_rehearsed, world_size, call, init=False, quiet=True, limit_s=self.limit_s,
-                   timeout_s=self.wait_s + 10, start_method="spawn" if hashes else "forkserver")  # fmt: skip
-        except RankError as error:
-            failure = str(error)
-        return Notes.read(notes, world_size), failure.replace(str(home), ".")
-
-    def killed_and_resumed(self, whole: Notes) -> Answer:
-        size = len(whole.ranks)
-        killed, _ = self.run("killed", size, DIE_AFTER, where="resumed")
-        if not killed.all("dies"):
-            return None  # it was over before
-        again, failure = self.run("again", size, where="resumed")
-        if failure:
-            line = next((fact["line"] for fact in killed.all("saving")), None)
-            return Finding("inexact-resume", line, f"after a kill it does not start again: {failure.splitlines()[0]}")
-        return two_runs.resumed(whole, killed, again)
-
-
-def _rehearsed(
-    rank: int,
-    world_size: int,
-    script: str,
-    arguments: list[str],
-    notes: str,
-    wait_s: float,
-    die_after: int | None,
-    batches: str | None,
-) -> None:
-    """What each rank runs: the learner's program, as `python script.py` would."""
-    os.chdir(os.path.dirname(script))
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(script))
-    watch = Watch(script, notes, rank, wait_s, die_after, batches)
-    watch.install()
-    torch.multiprocessing.spawn = _own_ranks(rank, world_size, notes, wait_s)
-    error: BaseException | None = None
-    try:
-        watch.calls.follow()
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            error = RuntimeError(f"the program ended with exit status {end.code}")
-            raise error from end
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        lines = (
-            [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
-            if error
-            else []
-        )
-        if rank == 0:
-            Path(notes, "main").touch()
-        watch.at_end(error, lines[-1] if lines else None, error is not None and is_talking(error))
-
-
-def _own_ranks(rank: int, world_size: int, notes: str, wait_s: float):
-    """What stands in for `mp.spawn` on ranks that run already: what stands after it is for rank 0 alone.
-
-    A folder that the program makes for its ranks has one name on all of them.
-    """
-    names = (f"made{number}" for number in itertools.count())
-
-    def mkdtemp(suffix=None, prefix=None, dir=None):
-        path = os.path.join(notes, next(names))
-        os.makedirs(path, exist_ok=True)
-        return path
-
-    def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
-        if nprocs != world_size:
-            raise RuntimeError(
-                f"the program starts {nprocs} ranks by itself, and is rehearsed on {world_size}: rehearse it with "
-                f"--ranks {nprocs}, or let it take the number from an argument"
-            )
-        for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"):
-            os.environ.pop(name, None)  # torchrun's; who starts ranks himself has none
-        tempfile.mkdtemp = own
-        fn(rank, *args)
-        Path(notes, f"over{rank}").touch()
-        # Rank 0 goes on when all are over; the others leave when it is, too, since leaving may clear a folder away.
-        awaited = ["main"] if rank else [f"over{each}" for each in range(world_size)]
-        until = time.monotonic() + wait_s
-        while not all(Path(notes, each).exists() for each in awaited) and time.monotonic() < until:
-            time.sleep(0.01)
-        if rank:
-            raise SystemExit(0)
-
-    own = tempfile.mkdtemp
-    if Source(Path(sys.argv[0]).read_text(encoding="utf-8")).named("spawn"):
-        tempfile.mkdtemp = mkdtemp
-    return spawn
 
 
 def cause_of(failure: str) -> str:

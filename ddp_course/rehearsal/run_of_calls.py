@@ -11,6 +11,7 @@ Read next: `watch_calls.py`, where paths come from.
 from __future__ import annotations
 
 import ast
+import itertools
 import textwrap
 from collections import Counter
 
@@ -20,7 +21,7 @@ from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch_calls import DEEP
 
 # Collectives for which every rank must give a tensor of the same size.
-SAME_SIZE = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor"}
+SAME_SIZE = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "new_group"}
 IMPLIED = {"forward", "backward", "step", "end"}  # calls of DDP's, and the end of the program
 RETURNS = -1
 
@@ -155,7 +156,24 @@ def _parted(source: Source, notes: Notes, who: tuple[int, int], a: dict, b: dict
             rank = who[nexts.index(handler)]
             evidence = f"rank {rank} caught an exception in line {line} and went on; {_both(who, a, b)}"
             return Finding("decided-by-one-rank", handler, evidence, cure=CAUGHT)
+        if None in nexts:  # the call of one rank is made inside this statement, which the other has behind it
+            return _inside(source, notes, who, (a, b), line, nexts)
     return None
+
+
+def _inside(source: Source, notes: Notes, who: tuple[int, int], facts: tuple[dict, dict], line: int,
+            nexts: tuple) -> Finding | None:  # fmt: skip
+    paths = [fact["path"] for fact in facts]
+    depth = min(step // DEEP for path in paths for step in path if step % DEEP == line)
+    cut = [path[len(path) - path[::-1].index(depth * DEEP + line) :] for path in paths]
+    inner = [list(itertools.takewhile(lambda step: step // DEEP > depth, path)) for path in cut]
+    if found := _parted(source, notes, who, *({**f, "path": p} for f, p in zip(facts, inner, strict=True))):
+        return found
+    caller = nexts.index(None)
+    if facts[caller]["what"] == "end" or facts[caller]["op"] in IMPLIED:
+        return None
+    evidence = f"what this line starts calls {facts[caller]['op']} on rank {who[caller]} alone; {_both(who, *facts)}"
+    return Finding("collective-under-rank-0", line, evidence)
 
 
 CAUGHT = "let the exception end the job, or tell the others: all_reduce a flag after the try, and skip together"

@@ -7,25 +7,29 @@ Read next: `watch_changes.py`, where the notes come from.
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 
 from ddp_course.rehearsal.finding import LOOK, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.run_of_weights import EQUAL, equal_at_the_end, states
+from ddp_course.rehearsal.parsed import last_name
+from ddp_course.rehearsal.run_of_weights import EQUAL, equal_at_the_end, same, states
 from ddp_course.rehearsal.sketches import alike
 from ddp_course.rehearsal.source import Source
 
 
-def losses_differ(notes: Notes) -> Answer:
+def losses_differ(notes: Notes, source: Source) -> Answer:
+    names = {last_name(each.value) for call in source.all(ast.Call) for each in call.keywords
+             if each.arg in ("weight", "pos_weight")}  # fmt: skip
+    made = [node.lineno for name in names for node in source.given[name]]
     seen = False
     for row in zip(*notes.of("loss weights"), strict=False):
         if len({tuple(fact["sizes"]) for fact in row}) > 1:
             return None
         seen = True
-        if not all(alike(row[0]["sketch"], fact["sketch"], EQUAL) for fact in row):
-            return Finding(
-                "losses-differ", row[0]["line"], "the weights of classes in the loss differ between the ranks"
-            )
+        if not same(row):
+            evidence = "the weights of classes in the loss differ between the ranks"
+            return Finding("losses-differ", made[-1] if made else row[0]["line"], evidence)
     return RIGHT if seen else None
 
 
@@ -49,19 +53,25 @@ def models_differ(notes: Notes) -> Answer:
     for row in rows:
         if len({fact["line"] for fact in row}) > 1 or any(fact["shapes"] != row[0]["shapes"] for fact in row):
             return None
-        if not all(alike(row[0]["sketch"], fact["sketch"], EQUAL) for fact in row):
+        if not same(row):
             if equal_at_the_end(notes) is not True:
                 return None  # what is trained differs, which is told as such
-            return Finding("models-differ", row[0]["line"], "the weights that this line uses differ between the ranks")
+            seen = f"the weights that line {row[0]['line']} uses differ between the ranks"
+            for pair in zip(*notes.of("copied"), strict=False):
+                if not same(pair):
+                    return Finding("models-differ", pair[0]["line"], f"{seen}, as they did when they were copied here")
+            return Finding("models-differ", row[0]["line"], seen)
     return RIGHT if rows else None
 
 
 def reseeded(notes: Notes) -> Answer:
-    """The same seed, set twice or more after the first step."""
+    """The same seed, set twice or more after the first step, and not to make a model."""
     times: dict[tuple, int] = defaultdict(int)
     trained = False
     for fact in notes.ranks[0] if notes.ranks else ():
         trained |= fact["what"] == "weights"
+        if fact["what"] == "wrapped":
+            times.clear()
         if fact["what"] == "seeded" and trained:
             times[fact["line"], fact["seed"]] += 1
     again = [where for where, count in times.items() if count > 1]
@@ -71,7 +81,7 @@ def reseeded(notes: Notes) -> Answer:
     return RIGHT if times else None
 
 
-def running_sums(notes: Notes) -> Answer:
+def reduced_again(notes: Notes) -> Answer:
     """Sums that are reduced in place, added to and reduced again; sums in half precision."""
     lines: dict[int, list[dict]] = defaultdict(list)
     for fact in notes.of("again")[0] if notes.ranks else ():
@@ -85,7 +95,7 @@ def running_sums(notes: Notes) -> Answer:
     return RIGHT if lines else None
 
 
-def low_precision(notes: Notes) -> Answer:
+def low_precision_counts(notes: Notes) -> Answer:
     half = [fact for fact in notes.all("half") if fact["line"]]
     hooks = {fact["made"] for fact in notes.all("hook")}
     if half and not hooks:
@@ -96,8 +106,9 @@ def low_precision(notes: Notes) -> Answer:
 
 
 def empty_group(notes: Notes) -> Answer:
-    empty = notes.all("empty group")
-    return Finding("empty-group", empty[0]["line"], "", LOOK) if empty else None
+    for fact in notes.all("empty group"):
+        return Finding("empty-group", fact.get("at", fact["line"]), fact.get("seen", ""), LOOK)
+    return None
 
 
 def clipped_before_sync(notes: Notes) -> Answer:
@@ -107,7 +118,7 @@ def clipped_before_sync(notes: Notes) -> Answer:
     return RIGHT if notes.all("no_sync") and notes.all("gradients") else None
 
 
-def schedule_length(one: Notes, many: Notes) -> Answer:
+def schedule_length(one: Notes, many: Notes, source: Source) -> Answer:
     """Does the learning rate come as far on several ranks as on one?"""
     rates = [[fact["rates"][0] for fact in states(notes)[0] if "rates" in fact] if states(notes) else []
              for notes in (one, many)]  # fmt: skip
@@ -119,7 +130,8 @@ def schedule_length(one: Notes, many: Notes) -> Answer:
     ends = [each[-1] / highest for each in rates]
     if ends[1] - ends[0] < 0.2:
         return RIGHT
-    line = next((fact["line"] for fact in many.ranks[0] if fact["what"] == "schedule"), None)
+    lines = next((fact["lines"] for fact in many.ranks[0] if fact["what"] == "schedule"), [])
+    line = next((each for each in lines if not isinstance(source.statements.get(each), ast.Return)), None)
     evidence = (
         f"the last learning rate is {ends[0]:.0%} of the highest after {len(rates[0])} steps of one process, and "
         f"{ends[1]:.0%} after {len(rates[1])} steps of {len(many.ranks)} ranks"

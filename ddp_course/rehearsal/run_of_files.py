@@ -13,7 +13,7 @@ from ddp_course.rehearsal.finding import Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 
 
-def prints(notes: Notes) -> Answer:
+def prints_by_every_rank(notes: Notes) -> Answer:
     said = []
     for facts in notes.of("prints"):
         lines = defaultdict(list)
@@ -40,11 +40,11 @@ def names_the_rank(texts: list[list[str]]) -> bool:
     )
 
 
-def files(notes: Notes) -> Answer:
+def file_by_every_rank(notes: Notes) -> Answer:
     return _by_every_rank(notes, "writes", "file-by-every-rank")
 
 
-def saves(notes: Notes) -> Answer:
+def unguarded_save(notes: Notes) -> Answer:
     return _by_every_rank(notes, "saving", "unguarded-save")
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from ddp_course.rehearsal.finding import LOOK, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.source import Source, last_name
+from ddp_course.rehearsal.parsed import last_name
+from ddp_course.rehearsal.source import Source
 
 WAITING, WAIT_S = 0.5, 10e-3  # share of the time, and seconds a batch, spent waiting for rows
 FEW = 8  # rows in the same order that may agree by chance, where a data set holds equal rows
@@ -66,9 +67,14 @@ def same_rows(notes: Notes) -> Answer:
     return Finding("same-rows", line, evidence, WRONG if same_order or len(shared) < fewest else LOOK)
 
 
-def asked_in_workers(found: Finding, notes: Notes, source: Source) -> Finding:
-    """Of samples that are the same, whether a data set asks for its rank in a worker, where there is no group."""
+def asked_in_vain(found: Finding, notes: Notes, source: Source) -> Finding:
+    """Of samples that are the same, whether a rank was asked for where there is no group: too soon, or in a worker."""
     asks = {"get_rank", "get_world_size", "is_initialized"}
+    for fact in notes.all("no group")[:1]:
+        helper = source.function_of(source.statements[fact["lines"][0]])
+        if helper and len(fact["lines"]) > 1 and source.reaches(helper, frozenset({"get_rank", "get_world_size"})):
+            evidence = f"the rank is asked for before init_process_group; {found.evidence}"
+            return replace(found, line=fact["lines"][1], evidence=evidence, cure="open the process group first")
     reads = [each for each in source.all(ast.FunctionDef) if each.name in ("__iter__", "__getitem__")]
     call = next((c for each in reads if (c := source.reaches(each, frozenset(asks)))), None)
     if call is None or not any(fact["workers"] for fact in notes.all("loader")):
@@ -77,6 +83,24 @@ def asked_in_workers(found: Finding, notes: Notes, source: Source) -> Finding:
     return replace(
         found, line=call.lineno, evidence=evidence, cure="ask in the main process, and give it to the data set"
     )
+
+
+def unread_samples(one: Notes, many: Notes, source: Source) -> Answer:
+    """Do several ranks together train on what one process trains on?"""
+    both = [[set().union(*(_used(facts)[0] for facts in notes.ranks)) for notes in (one, many)],
+            [set().union(*first_passes(notes)) for notes in (one, many)]]  # fmt: skip
+    # Augmented samples come but once, and of draws with replacement the first passes differ.
+    both = [(alone, some) for alone, some in both if len(alone) >= FEW and len(alone & some) >= 0.9 * len(some)]
+    if not both:
+        return None
+    alone, together = min(both, key=lambda pair: len(pair[1]) / len(pair[0]))
+    if len(together) > 0.75 * len(alone):
+        return RIGHT
+    loader = next(iter(many.all("loader")), {"draws": None, "line": None})
+    function = next((each for each in source.all(ast.FunctionDef) if each.lineno == loader["draws"]), None)
+    gives = [each.lineno for each in ast.walk(function) if isinstance(each, ast.Return | ast.Yield)] if function else []
+    evidence = f"{len(many.ranks)} ranks train on {len(together)} of the {len(alone)} samples of one process"
+    return Finding("unread-samples", max(gives, default=loader["line"]), evidence, LOOK)
 
 
 RANDOM = {"RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler"}
@@ -167,7 +191,7 @@ def stale_workers(notes: Notes) -> Answer:
     return RIGHT if right else None
 
 
-def no_set_epoch(notes: Notes) -> Answer:
+def missing_set_epoch(notes: Notes) -> Answer:
     passes: dict[int, list[dict]] = defaultdict(list)
     for fact in notes.of("sampler")[0]:
         if fact["shuffle"]:

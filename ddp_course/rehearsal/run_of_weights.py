@@ -6,6 +6,7 @@ Read next: `two_runs.py`, on one rank and several, and on one that was killed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ddp_course.rehearsal.finding import LOOK, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
@@ -28,11 +29,16 @@ def together(notes: Notes) -> list[tuple[dict, ...]]:
     return [row for row in rows if all(each.get("shapes") == row[0].get("shapes") for each in row)]
 
 
+def same(row: Sequence[dict]) -> bool:
+    """Whether the weights that the ranks have noted side by side are equal."""
+    return all(alike(row[0]["sketch"], each["sketch"], EQUAL) for each in row)
+
+
 def different_start(notes: Notes) -> Answer:
     first = [facts[0] for facts in states(notes)]
     if len(first) < 2 or any(each.get("shapes") != first[0].get("shapes") for each in first):
         return None
-    if all(alike(first[0]["sketch"], each["sketch"], EQUAL) for each in first):
+    if same(first):
         return RIGHT
     line = first[0]["line"]
     for (made, *one), *others in zip(*(fact.get("each", []) for fact in first), strict=False):
@@ -44,7 +50,7 @@ def different_start(notes: Notes) -> Answer:
         return Finding("changed-after-wrapping", as_wrapped[1],
                        f"{as_wrapped[0]} was equal when the model was wrapped, and differs before the first step",
                        cure="change it before wrapping, or broadcast it afterwards")  # fmt: skip
-    met = [gradients(notes)] if notes.all("gradients") else []
+    met = [not_averaged(notes)] if notes.all("gradients") else []
     grade = WRONG if RIGHT in met or notes.all("wrapped") else LOOK  # ranks that never average may train other models
     return Finding("different-start", line, "before the first step the ranks' weights differ", grade)
 
@@ -54,11 +60,11 @@ def _changed_since(notes: Notes) -> tuple[str, int | None] | None:
     wrapped = [next((f["each"] for f in facts if f["what"] == "wrapped as"), []) for facts in notes.ranks]
     begins = [next((f["each"] for f in facts if f["what"] == "begins as"), []) for facts in notes.ranks]
     for then, now in zip(zip(*wrapped, strict=False), zip(*begins, strict=False), strict=False):
-        (name, *one), *others = then
-        if all(alike(one, other[1:], EQUAL) for other in others) and not all(
+        (name, line, *one), *others = then
+        if all(alike(one, other[2:], EQUAL) for other in others) and not all(
             alike(now[0], each, EQUAL) for each in now[1:]
         ):
-            return name, None
+            return name, line
     return None
 
 
@@ -84,7 +90,7 @@ def drift(notes: Notes) -> Answer:
     equal = equal_at_the_end(notes)
     if equal:
         return RIGHT
-    apart = next((row for row in rows if not all(alike(row[0]["sketch"], each["sketch"], EQUAL) for each in row)), None)
+    apart = next((row for row in rows if not same(row)), None)
     if apart is None:
         loads = notes.of("loaded")
         if equal is False and len(set(map(len, loads))) > 1:
@@ -111,7 +117,7 @@ def _why(notes: Notes, apart: tuple[dict, ...]) -> Finding | None:
             "changed-after-wrapping", moved[0]["line"], f"the model was converted to {moved[0]['to']}; {differ}"
         )
     if new := notes.all("replaced"):
-        return Finding("changed-after-wrapping", new[0]["line"], f"{new[0]['name']} is new; {differ}")
+        return Finding("changed-after-wrapping", new[0]["at"] or new[0]["line"], f"{new[0]['name']} is new; {differ}")
     if thawed := notes.all("thawed"):
         line, *outer = thawed[0]["at"] or [thawed[0]["line"]]
         names = sorted({fact["name"] for fact in thawed})
@@ -151,7 +157,7 @@ def _rates(notes: Notes) -> Finding | None:
     return None
 
 
-def gradients(notes: Notes) -> Answer:
+def not_averaged(notes: Notes) -> Answer:
     """Are the gradients of each step the mean of those that the ranks computed?"""
     world_size, said, right = len(notes.ranks), Counter(), 0
     for together in zip(*notes.of("gradients"), strict=False):
@@ -209,7 +215,7 @@ def _beside_the_replica(notes: Notes) -> int | None:
     return beside[0]["line"] if beside and notes.all("wrapped") else None
 
 
-def find_unused(notes: Notes) -> Answer:
+def find_unused_without_need(notes: Notes) -> Answer:
     wrapped = [fact for fact in notes.all("wrapped") if fact["unused"]]
     seen = notes.all("gradients")
     if not wrapped or not seen:
@@ -219,7 +225,7 @@ def find_unused(notes: Notes) -> Answer:
     return Finding("find-unused-without-need", wrapped[0]["line"], f"in {len(seen)} steps every parameter was used")
 
 
-def no_sync(notes: Notes) -> Answer:
+def forward_outside_no_sync(notes: Notes) -> Answer:
     if late := notes.all("late no_sync"):
         line = next((fact["line"] for fact in notes.all("no_sync")), late[0]["line"])
         return Finding("forward-outside-no-sync", line, "a backward stands inside, its forward does not", LOOK)

@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import ast
 
-from ddp_course.rehearsal.source import (
-    WORLD,
-    Found,
-    Source,
-    is_true,
-    keyword,
-    last_name,
-    words_in,
-)
+from ddp_course.rehearsal.parsed import is_true, keyword, last_name, words_in
+from ddp_course.rehearsal.source import WORLD, Found, Source
 
 
 def averaged_twice(source: Source) -> Found:

@@ -1,6 +1,6 @@
 """Rules: who saves, writes, prints and communicates?
 
-Read next: `text_of_losses.py`.
+Read next: `text_of_saves.py`.
 """
 
 from __future__ import annotations
@@ -8,32 +8,12 @@ from __future__ import annotations
 import ast
 import re
 
-from ddp_course.rehearsal.source import (
-    COLLECTIVES,
-    ONE_RANK,
-    RANK,
-    Found,
-    Source,
-    is_true,
-    keyword,
-    last_name,
-    name_of,
-    speaks_of_rank,
-    words_in,
-)
+from ddp_course.rehearsal.parsed import is_true, keyword, last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, ONE_RANK, RANK, Found, Source, speaks_of_rank
 
 WRITERS = (
-    *(
-        "FileHandler",
-        "RotatingFileHandler",
-        "SummaryWriter",
-        "to_csv",
-        "to_parquet",
-        "savefig",
-        "save_image",
-        "imwrite",
-    ),
-    *("write_text", "write_bytes", "savez", "savez_compressed", "savetxt"),
+    *("FileHandler", "RotatingFileHandler", "SummaryWriter", "to_csv", "to_parquet", "savefig", "save_image"),
+    *("imwrite", "write_text", "write_bytes", "savez", "savez_compressed", "savetxt"),
 )
 LOGGED = ("info", "warning", "error")
 LEVELS = ("basicConfig", "setLevel", "addHandler", "addFilter", "disable", "getLogger", "Formatter", "StreamHandler")
@@ -200,8 +180,19 @@ def lost_broadcast(source: Source) -> Found:
 
 
 def unwaited(source: Source) -> Found:
-    """Handles of asynchronous calls of which only the last is waited for."""
+    """Handles of which only the last is waited for, and what is received used before its handle is waited for."""
     waits = [call for call in source.named("wait") if isinstance(call.func, ast.Attribute)]
+    for call in source.named("irecv"):
+        statement = source.parent[call]
+        block = getattr(source.parent.get(statement), "body", [])
+        if isinstance(statement, ast.Assign) and statement in block and call.args:
+            place, handle = ast.unparse(call.args[0]), last_name(statement.targets[0])
+            for later in block[block.index(statement) + 1 :]:
+                if any(handle in words_in(w.func.value) for w in ast.walk(later) if w in waits):
+                    break
+                if any(ast.unparse(each) == place for each in ast.walk(later) if isinstance(each, ast.expr)):
+                    yield later, f"{place} is used before what line {call.lineno} receives has arrived"
+                    break
     for call in source.all(ast.Call):
         given = source.parent.get(call)
         if not is_true(keyword(call, "async_op")) or not isinstance(given, ast.Assign | ast.Call):

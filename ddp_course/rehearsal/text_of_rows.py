@@ -8,35 +8,14 @@ from __future__ import annotations
 import ast
 import re
 
-from ddp_course.rehearsal.source import (
-    RANK,
-    WORLD,
-    Found,
-    Source,
-    is_true,
-    keyword,
-    last_name,
-    name_of,
-    speaks_of_rank,
-    words_in,
-)
+from ddp_course.rehearsal.parsed import is_true, keyword, last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, RANK, WORLD, Found, Source, speaks_of_rank
 
 ROWS = re.compile(r"len\(\w+\)|\w+\.(size\(0\)|shape\[0\])")  # the number of a batch's rows
 DRAWS = frozenset(
     [
-        *(
-            "rand",
-            "randn",
-            "randint",
-            "random",
-            "uniform",
-            "normal",
-            "choice",
-            "randperm",
-            "standard_normal",
-            "integers",
-        ),
-        *("gauss", "bernoulli", "permutation"),
+        *("rand", "randn", "randint", "random", "uniform", "normal", "choice", "randperm", "standard_normal"),
+        *("integers", "gauss", "bernoulli", "permutation"),
     ]
 )
 # Calls that name rank and world size without dividing any rows between ranks.
@@ -58,11 +37,14 @@ def same_rows(source: Source) -> Found:
         yield loaders[0], "no sampler, slice or seed in this program depends on the rank"
 
 
-def sharded_twice(source: Source) -> Found:
+def unread_samples(source: Source) -> Found:
     """A DistributedSampler over data that is a rank's own already."""
     for call in source.named("DistributedSampler"):
         data = next(iter(call.args[:1]), None) or keyword(call, "dataset")
-        if data is not None and source.of_rank(data) and not _evaluates(source, call):
+        made = source.given.get(last_name(data), ()) if data is not None else ()
+        seeded = any(each.arg == "seed" and source.of_rank(each.value) for node in made for each in
+                     getattr(node.value, "keywords", ()))  # fmt: skip
+        if data is not None and source.of_rank(data) and not seeded and not _evaluates(source, call):
             yield call, "the data that it divides depends on the rank already"
 
 
@@ -95,7 +77,7 @@ def _map_style_only(source: Source) -> bool:
     return any(is_true(keyword(call, "shuffle")) for call in source.named("DataLoader"))
 
 
-def no_set_epoch(source: Source) -> Found:
+def missing_set_epoch(source: Source) -> Found:
     if "set_epoch" in source.calls:
         return
     if sampler := source.functions.get("set_epoch"):  # a sampler of one's own
@@ -209,6 +191,18 @@ def _averages(source: Source, call: ast.Call, names: set[str]) -> bool:
     after = [each for kind in (ast.BinOp, ast.AugAssign) for each in source.all(kind) if isinstance(each.op, ast.Div)]
     words = [words_in(each) for each in after if each.lineno >= call.lineno and source.function_of(each) is own]
     return any(some & names and any(map(WORLD.search, some)) for some in words)
+
+
+def loss_not_reduced(source: Source) -> Found:
+    """A loss that is read and told, in a training in which no rank's numbers meet another's."""
+    tells = source.named("print", "info", "log", "write", "writerow", "add_scalar")
+    alone = not source.named(*COLLECTIVES - {"barrier", "broadcast", "broadcast_object_list"})
+    if alone and tells and "backward" in source.calls:
+        for call in source.named("item"):
+            given = source.callers(source.function_of(call)) if source.function_of(call) else []
+            words = words_in(call).union(each.arg or "" for caller in given for each in caller.keywords)
+            if any("loss" in word.lower() for word in words):
+                yield call, "this is the loss of one rank's samples, and no collective combines it with the others'"
 
 
 def slow_loading(source: Source) -> Found:

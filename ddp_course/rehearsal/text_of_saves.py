@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddp_course.rehearsal.source import COLLECTIVES, Found, Source, last_name, name_of, words_in
+from ddp_course.rehearsal.parsed import last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, Found, Source
 
 MEETING = COLLECTIVES | {"DistributedDataParallel", "DDP"}
 COMMON = {"self", "os", "path", "join", "args", "cfg", "config", "Path", "str"}
@@ -26,7 +27,16 @@ def early_load(source: Source) -> Found:
                 saved = call
             elif saved is not None and call not in told and _one_file(saved, call):
                 told.add(call)
-                yield call, f"rank 0 saves at line {saved.lineno}, and no barrier stands between"
+                own = source.function_of(saved)
+                early = [
+                    each
+                    for each in source.named("barrier")
+                    if own and source.function_of(each) is own and each.lineno < saved.lineno
+                ]
+                where, seen = (
+                    (early[0], "the barrier stands before it") if early else (call, "no barrier stands between")
+                )
+                yield where, f"rank 0 saves at line {saved.lineno}, a load is at line {call.lineno}, and {seen}"
 
 
 def _events(source: Source, body: ast.AST, seen: frozenset = frozenset()) -> Iterator[tuple[str, ast.Call]]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 
-from ddp_course.rehearsal.source import Found, Source, keyword, last_name, name_of, words_in
+from ddp_course.rehearsal.parsed import keyword, last_name, name_of, words_in
+from ddp_course.rehearsal.source import Found, Source
 
 
 def no_main_guard(source: Source) -> Found:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import re
 
-from ddp_course.rehearsal.source import COLLECTIVES, Found, Source, last_name, name_of, words_in
+from ddp_course.rehearsal.parsed import last_name, name_of, words_in
+from ddp_course.rehearsal.source import COLLECTIVES, Found, Source
 
 WRAPPERS = ("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard")
 SEEDS = ("torch.manual_seed", "manual_seed")

@@ -16,7 +16,7 @@ APART = 0.02  # relative; less may come from sums in another order
 FIT = 2e-5  # relative; what is told as a sum of the ranks' gradients is one to the precision of float32
 
 
-def rate(one: Notes, many: Notes) -> Answer:
+def lr_not_scaled(one: Notes, many: Notes) -> Answer:
     """Does the learning rate know that the global batch has grown?"""
     rows = [next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "batch"), None) or
             next((len(f["rows"]) for f in notes.ranks[0] if f["what"] == "forward" and f["training"]), None)
@@ -159,7 +159,7 @@ def _other_epoch(whole: Notes, again: Notes, start: int) -> Finding | None:
     if not passes or not due or passes[0]["epoch"] in due:
         return None
     evidence = f"the sampler begins with epoch {passes[0]['epoch']} again, where the uninterrupted run had {max(due)}"
-    return Finding("inexact-resume", passes[0]["line"], evidence,
+    return Finding("inexact-resume", passes[0]["set"] or passes[0]["line"], evidence,
                    cure="give set_epoch the number of epochs that are done, also those before the resume")  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -59,7 +60,6 @@ class Watch:
         self.steps, self.depth, self.saved_at = 0, 0, None
         self.local: dict[int, torch.Tensor] = {}  # what this rank's rows contributed, by parameter
         self.known: set[int] = set()
-        self.born: dict[int, int | None] = {}  # the line that made a parameter
         self.synced: dict[int, bool] = {}  # whether a replica's last forward was outside no_sync
         self.quiet: dict[int, int | None] = {}  # the line of a replica's last forward inside no_sync, until it is sent
         self.trained: dict[int, list[torch.Tensor]] = {}  # the parameters of each optimizer, also after its end
@@ -74,6 +74,7 @@ class Watch:
         around(dist, "init_process_group", self.at_group)
         around(torch.distributed.distributed_c10d, "init_process_group", self.at_group)
         around(dist, "all_reduce", self.at_all_reduce)
+        around(dist, "is_initialized", self.at_asked)
         around(torch.optim.Optimizer, "add_param_group", self.at_parameters)
         around(torch.optim.Optimizer, "zero_grad", self.at_zero)
         around(nn.Module, "zero_grad", self.at_zero)
@@ -101,12 +102,17 @@ class Watch:
         self.writer.note("group")
         call(*args, **kwargs)
 
+    def at_asked(self, call: Callable) -> bool:
+        there = call()
+        if not there and self.writer.asked_by_program():
+            self.writer.note("no group", lines=self.writer.lines())
+        return there
+
     # --- modules --------------------------------------------------------------------------------------
 
     def at_birth(self, call: Callable, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         call(module, name, parameter)
         if parameter is not None:
-            self.born[id(parameter)] = self.writer.line()
             self.changes.made[id(parameter)] = self.writer.lines()
 
     def at_wrapping(self, call: Callable, replica: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -154,7 +160,7 @@ class Watch:
             local = isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(each, nn.SyncBatchNorm)
             if local and each.training and name not in self.norms:
                 self.norms.add(name)
-                self.writer.note("batchnorm", name=name, rows=rows, made=self.born.get(id(each.weight)))
+                self.writer.note("batchnorm", name=name, rows=rows, made=self.changes.born(each.weight))
 
     def after_forward(self, *_: Any) -> None:
         self.depth -= 1
@@ -232,8 +238,7 @@ class Watch:
         parameters = [each for each in parameters if not _sharded(each)]
         seen = [each for each in parameters if each.grad is not None and id(each) in self.local]
         each = [[sketched([p.grad], seed=p.numel()).tolist(), self.local[id(p)].tolist()] for p in seen]
-        found = sum((sketched([each.grad], seed=each.numel()) for each in seen), torch.zeros(SKETCHES))
-        local = sum((self.local[id(each)] for each in seen), torch.zeros(SKETCHES))
+        found, local = np.array(each or [[[0.0] * SKETCHES] * 2]).sum(axis=0)
         idle = sum(1 for each in parameters if each.requires_grad and id(each) not in self.local)
         return {"found": found.tolist(), "local": local.tolist(), "count": len(seen), "idle": idle,
                 "each": each[:MOST_PARAMETERS]}  # fmt: skip
@@ -253,7 +258,7 @@ class Watch:
                 self.changes.at_first_step([p for p in parameters if p.grad is not None])
         for parameter in parameters:
             self.local.pop(id(parameter), None)
-        each = {} if self.steps else {"each": [[self.born.get(id(p)), *weights([p])] for p in parameters]}
+        each = {} if self.steps else {"each": [[self.changes.born(p), *weights([p])] for p in parameters]}
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._weights(optimizer, parameters, at="before", rate=rates[0], rates=rates, **each)
         self.calls.note("step")
@@ -280,7 +285,7 @@ class Watch:
     def _still(self) -> list:
         """A replica's parameters that no gradient changes: DDP does not look after them."""
         named = [(name, each) for replica in self.replicas for name, each in replica.module.named_parameters()]
-        return sorted([n, self.born.get(id(p)), *weights([p])] for n, p in named if not p.requires_grad)[:20]
+        return sorted([n, self.changes.born(p), *weights([p])] for n, p in named if not p.requires_grad)[:20]
 
     def at_saved(self) -> None:
         self.saved_at = self.steps if self.saved_at is None else self.saved_at

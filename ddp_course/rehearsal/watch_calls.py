@@ -92,11 +92,17 @@ class CallsWatch:
             own = "/torch/" not in sys._getframe(2).f_code.co_filename  # seen, stand_in, whoever called
             if members is None or len(members) == dist.get_world_size():
                 given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-                self.note(op, own=own, size=given[0].numel() if given else None,
-                          dtype=str(given[0].dtype).removeprefix("torch.") if given else None)  # fmt: skip
+                what = (given[0].numel(), str(given[0].dtype).removeprefix("torch.")) if given else (None, None)
+                if op == "new_group":
+                    what = self._members(*args, **kwargs), "ranks"
+                self.note(op, own=own, size=what[0], dtype=what[1])
             return call(*args, **kwargs)
 
         return seen
+
+    @staticmethod
+    def _members(ranks: list[int] | None = None, *_: Any, **__: Any) -> int:
+        return dist.get_world_size() if ranks is None else len(ranks)
 
     def note(self, op: str, **facts: Any) -> None:
         """Note a call in which every rank must join."""

@@ -8,8 +8,9 @@ Read next: `run_of_weights.py`, which asks why weights differ.
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch_calls import CallsWatch
 
 MOST_EVALUATIONS = 50  # that are noted, from one place
+MOST_COPIES = 200  # of parameters
 
 
 class ChangesWatch:
@@ -35,7 +37,7 @@ class ChangesWatch:
         self.told: set[tuple[int, str]] = set()
         self.made: dict[int, list[int]] = {}  # parameter -> the lines at work when it was made
         self.thawed: dict[int, list[int]] = {}  # parameter -> the lines at work when it was thawed
-        self.applying = self.losses = self.buffers = 0
+        self.applying = self.losses = self.buffers = self.copies = 0
         self.evaluations: Counter[tuple] = Counter()
 
     def install(self) -> None:
@@ -43,6 +45,8 @@ class ChangesWatch:
         for name in ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"):
             around(nn.functional, name, self.at_loss)
         around(nn.Module, "_apply", self.at_apply)
+        around(nn.Parameter, "__deepcopy__", self.at_copy)
+        around(nn.Module, "named_parameters", self.at_names)
         around(torch.Tensor, "requires_grad_", self.at_requires_grad)
         around(ReduceLROnPlateau, "step", self.at_metric)
 
@@ -50,8 +54,10 @@ class ChangesWatch:
         parameters = list(replica.module.parameters())
         if not self.present:  # the first replica's, when all ranks have rank 0's weights
             self.writer.note(
-                "wrapped as", each=[[name, *weights([p])] for name, p in replica.module.named_parameters()]
-            )
+                "wrapped as",
+                each=[[name, next(iter(self.source.writes(name.rpartition(".")[2])), None), *weights([p])]
+                      for name, p in replica.module.named_parameters()],
+            )  # fmt: skip
         self.present[id(replica)] = {id(each): each for each in parameters}
         self.trainable[id(replica)] = {id(each): each for each in parameters if each.requires_grad}
 
@@ -64,11 +70,37 @@ class ChangesWatch:
         """Which parameters are trained outside of every replica, and which were changed since they were wrapped?"""
         held = set().union(*self.present.values())
         for each in (p for p in trained if id(p) not in held):
-            lines = self.made.get(id(each), [])  # out of the constructors, to where the module is made
-            self.writer.note("outside", made=next((n for n in lines if not self.source.constructs(n)), None))
+            self.writer.note("outside", made=self._maker(each))
         for parameters in self.present.values():
             self.writer.note("begins as", each=[weights([p]) for p in parameters.values()])
             break
+
+    def born(self, parameter: torch.Tensor) -> int | None:
+        """The line that made a parameter."""
+        return next(iter(self.made.get(id(parameter), ())), None)
+
+    def _maker(self, parameter: torch.Tensor) -> int | None:
+        """The line that made it: out of the constructors, to where the module is made."""
+        return next((line for line in self.made.get(id(parameter), []) if not self.source.constructs(line)), None)
+
+    def at_copy(self, call: Callable, parameter: nn.Parameter, memo: dict) -> nn.Parameter:
+        """A teacher, an average: do the ranks copy the same?"""
+        self.copies += 1
+        if self.copies <= MOST_COPIES:
+            self.writer.note("copied", sketch=weights([parameter]))
+        return call(parameter, memo)
+
+    def at_names(self, call: Callable, module: nn.Module, *args: Any, **kwargs: Any) -> Iterator:
+        """Parameters chosen by a beginning that no name in a wrapped model has."""
+        if isinstance(module, DistributedDataParallel) and self.writer.asked_by_program():
+            loop = self.source.statements.get(self.writer.line())
+            for test in self.source.named("startswith"):
+                first = test.args[0] if test.args else None
+                if isinstance(first, ast.Constant) and loop in self.source.above(test) and not any(
+                    name.startswith(first.value) for name, _ in call(module)
+                ):  # fmt: skip
+                    self.writer.note("empty group", at=test.lineno, seen=f"no name begins with {first.value!r}")
+        return call(module, *args, **kwargs)
 
     def at_evaluation(self, module: nn.Module) -> None:
         """Which weights are used where nothing is learned?"""
@@ -110,7 +142,7 @@ class ChangesWatch:
                     at = self.thawed.get(id(each)) or self.calls.last_of(self.source.thaws)
                     self.writer.note("thawed", name=name, at=at)
                 else:
-                    self.writer.note("replaced", name=name)
+                    self.writer.note("replaced", name=name, at=self._maker(each))
 
     def at_apply(self, call: Callable, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         """`.to`, `.double`, `.half`, `.cuda` and the like."""

@@ -89,7 +89,7 @@ class FilesWatch:
         return seen
 
     def at_schedule(self, call: Callable, *args: Any, **kwargs: Any) -> None:
-        self.writer.note("schedule")
+        self.writer.note("schedule", lines=self.writer.lines())
         call(*args, **kwargs)
 
     def at_look(self, call: Callable, path: Any, *args: Any, **kwargs: Any) -> bool:

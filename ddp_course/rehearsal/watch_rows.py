@@ -37,6 +37,7 @@ class RowsWatch:
     def __init__(self, writer: Writer, rank: int, path: str, batches: str | None = None):
         self.writer, self.rank, self.path, self.rows = writer, rank, path, 0
         self.made: dict[int, int | None] = {}  # the line that made a sampler
+        self.set: dict[int, int | None] = {}  # the line that gave it its epoch
         self.loaders: dict[int, int] = {}  # a loader's number
         self.first = FirstBatches(batches) if batches else None
         self.kept: list | None = None if batches else []
@@ -46,6 +47,7 @@ class RowsWatch:
     def install(self) -> None:
         around(DistributedSampler, "__init__", self.at_sampler_made)
         around(DistributedSampler, "__iter__", self.at_sampler)
+        around(DistributedSampler, "set_epoch", self.at_epoch)
         around(DataLoader, "__init__", self.at_loader_made)
         around(DataLoader, "__iter__", self.at_pass)
         around(dataloader._BaseDataLoaderIter, "__next__", self.at_loader)
@@ -56,6 +58,10 @@ class RowsWatch:
         call(sampler, *args, **kwargs)
         self.made[id(sampler)] = self.writer.line()
 
+    def at_epoch(self, call: Callable, sampler: DistributedSampler, epoch: int) -> None:
+        self.set[id(sampler)] = self.writer.line()
+        call(sampler, epoch)
+
     def at_sampler(self, call: Callable, sampler: DistributedSampler) -> Iterator[int]:
         padded = 0 if sampler.drop_last else sampler.total_size - len(sampler.dataset)
         self.writer.note(
@@ -64,14 +70,17 @@ class RowsWatch:
             id=id(sampler),
             padded=padded,
             made=self.made.get(id(sampler)),
+            set=self.set.get(id(sampler)),
         )
         return call(sampler)
 
     def at_loader_made(self, call: Callable, loader: DataLoader, *args: Any, **kwargs: Any) -> None:
         call(loader, *args, **kwargs)
         self.loaders[id(loader)] = len(self.loaders)
+        draws = getattr(type(loader.sampler).__iter__, "__code__", None)
+        own = draws.co_firstlineno if draws and draws.co_filename == self.writer.script else None
         self.writer.note("loader", loader=self.loaders[id(loader)], workers=loader.num_workers, batch=loader.batch_size,
-                         sampler=type(loader.sampler).__name__)  # fmt: skip
+                         sampler=type(loader.sampler).__name__, draws=own)  # fmt: skip
 
     def at_pass(self, call: Callable, loader: DataLoader) -> Iterator:
         owners = [innermost(loader.dataset), loader.sampler, loader.batch_sampler]

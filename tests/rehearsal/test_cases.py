@@ -54,6 +54,7 @@ def test_the_text_of_a_newcomers_right_program_shows_nothing_wrong(script):
 SAMPLE = [
     *("length_buckets", "multitask_heads", "stream_ctr", "gru_accum", "continue_run", "spawn_trainer"),
     *("holdout_probe", "uneven_sites", "momentum_resume", "per_class_table"),
+    *("rare_class", "quiet_meter", "lr_groups", "gossip_pairs", "probe_group", "deepening", "best_reload"),
     *("join_uneven", "nan_consensus", "spawn_dataclass", "gan_pair", "ring_reduce"),
 ]
 

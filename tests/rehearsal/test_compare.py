@@ -21,15 +21,15 @@ def gradient(found: float, local: float) -> dict:
     [((2, 2), RIGHT), ((1, 3), "not-averaged"), ((1, 1), "averaged-twice"), ((4, 4), "summed"), ((9, 9), None)],
 )
 def test_gradients_are_compared_with_the_mean_of_what_the_ranks_computed(found, fault):
-    seen = run_of_weights.gradients(notes(*[[gradient(f, local)] for f, local in zip(found, (1, 3), strict=True)]))
+    seen = run_of_weights.not_averaged(notes(*[[gradient(f, local)] for f, local in zip(found, (1, 3), strict=True)]))
     assert getattr(seen, "fault", seen) == fault
 
 
 def test_gradients_that_are_divided_after_they_were_clipped_are_seen():
     clipped = [gradient(2, 1), gradient(1, 2)], [gradient(2, 3), gradient(1, 2)]
-    assert run_of_weights.gradients(notes(*clipped)).fault == "averaged-twice"
+    assert run_of_weights.not_averaged(notes(*clipped)).fault == "averaged-twice"
     clipped = [gradient(2, 1), gradient(2, 2)], [gradient(2, 3), gradient(2, 2)]
-    assert run_of_weights.gradients(notes(*clipped)) == RIGHT
+    assert run_of_weights.not_averaged(notes(*clipped)) == RIGHT
 
 
 def forward(*rows: float) -> dict:
@@ -81,13 +81,13 @@ def test_a_step_is_compared_with_one_rank_on_the_same_rows(found, fault):
 
 def test_a_gradient_that_is_a_mean_already_is_not_reduced_again():
     right = [gradient(2, 1)], [gradient(2, 3), {"what": "reduced again"}]
-    assert run_of_weights.gradients(notes(*right)).fault == "averaged-twice"
+    assert run_of_weights.not_averaged(notes(*right)).fault == "averaged-twice"
 
 
 def test_a_backward_inside_no_sync_whose_forward_was_outside_is_told_at_no_sync():
     late = [{"what": "no_sync"}, {"what": "late no_sync"}]
-    assert run_of_weights.no_sync(notes(late)).fault == "forward-outside-no-sync"
-    assert run_of_weights.no_sync(notes(late[:1])) == RIGHT
+    assert run_of_weights.forward_outside_no_sync(notes(late)).fault == "forward-outside-no-sync"
+    assert run_of_weights.forward_outside_no_sync(notes(late[:1])) == RIGHT
 
 
 def weights(*sketches: float, end: float | None = None) -> list[dict]:
@@ -115,13 +115,13 @@ def test_weights_that_part_and_meet_again_are_no_drift():
     """As under join(), or where weights are averaged now and then."""
     assert run_of_weights.drift(notes(weights(1, 2, 3, end=5), weights(1, 2.5, 3.5, end=5))) == RIGHT
     local = [gradient(1, 1)], [gradient(3, 3)]
-    assert run_of_weights.gradients(notes(*local)).fault == "not-averaged"
-    assert run_of_weights.gradients(notes(*([*each, *weights(1, end=5)] for each in local))) == RIGHT
+    assert run_of_weights.not_averaged(notes(*local)).fault == "not-averaged"
+    assert run_of_weights.not_averaged(notes(*([*each, *weights(1, end=5)] for each in local))) == RIGHT
 
 
 CHANGES = [
     ({"what": "converted", "to": "float64", "line": 33}, "changed-after-wrapping", 33),
-    ({"what": "replaced", "name": "head.weight", "line": 21}, "changed-after-wrapping", 21),
+    ({"what": "replaced", "name": "head.weight", "line": 21, "at": 18}, "changed-after-wrapping", 18),
     ({"what": "thawed", "name": "trunk.0.weight", "at": [12, 40, 60]}, "thawed-after-wrapping", 40),  # 12 is a helper's
     ({"what": "thawed", "name": "trunk.0.weight", "at": [40, 60]}, "thawed-after-wrapping", 40),
     ({"what": "unsent step", "forward": 9, "line": 11}, "step-without-sync", 11),
@@ -174,6 +174,13 @@ PARTINGS = [
     (call("barrier", 10, 9, 10), call("end", 11, 9) | {"what": "end"}, "collective-under-rank-0", 10),
     (call("forward", 10, 9, 10), call("end", 11, 9) | {"what": "end"}, "forward-on-one-rank", 10),
     (call("all_reduce", 8, 8, size=3), call("all_reduce", 8, 8, size=4), "collective-order", 8),
+    # A library's function comes back into the program on one rank, and makes a call there.
+    (
+        call("all_reduce", 4) | {"path": [DEEP + 8, 2 * DEEP + 4]},
+        call("barrier", 10, 8, 9, 10),
+        "collective-under-rank-0",
+        8,
+    ),
 ]
 
 
@@ -190,6 +197,21 @@ def test_calls_inside_a_call_are_stepped_over():
     one, other = [DEEP + 6, 2 * DEEP + 30, 2 * DEEP + 31, DEEP + 7], [DEEP + 6, 2 * DEEP + 30, 2 * DEEP + 33, DEEP + 2]
     assert run_of_calls.parting(one, other) == (6, (7, 2))
     assert run_of_calls.parting(one, one) is None
+
+
+def test_samples_that_several_ranks_together_leave_out_are_named():
+    def rank(*rows):
+        return [{"what": "loader", "line": 5, "draws": 1}, {"what": "batch", "rows": list(rows)},
+                {**forward(*rows), "training": True}]  # fmt: skip
+
+    whole = [float(n) for n in range(20)]
+    source = Source("def __iter__(self):\n    own = 1\n    yield own\n")
+    found = run_of_rows.unread_samples(notes(rank(*whole)), notes(rank(*whole[:5]), rank(*whole[5:10])), source)
+    assert (found.fault, found.line) == ("unread-samples", 3) and "10 of the 20 samples" in found.evidence
+    halves = notes(rank(*whole[:10]), rank(*whole[10:]))
+    assert run_of_rows.unread_samples(notes(rank(*whole)), halves, source) == RIGHT
+    others = notes(rank(*(n + 0.5 for n in whole)))  # augmented
+    assert run_of_rows.unread_samples(others, halves, source) is None
 
 
 def test_names_reduced_in_another_order_are_seen_and_names_of_other_things_are_not():
@@ -301,11 +323,11 @@ def test_what_every_rank_prints_is_one_line_unless_it_names_the_rank():
     def said(text):
         return {"what": "prints", "text": text}
 
-    assert run_of_files.prints(notes([said("loss 0.5")], [said("loss 0.7")])).line == 7
-    assert run_of_files.prints(notes([said("rank 0: loss")], [said("rank 1: loss")])) == RIGHT
-    assert run_of_files.prints(notes([said("loss 0.5")], [])) == RIGHT
-    assert run_of_files.prints(notes([said("[0/2] loss")], [said("[1/2] loss")])) == RIGHT
-    assert run_of_files.prints(notes([said("step 1/10 loss")], [said("step 1/10 loss")])).line == 7
+    assert run_of_files.prints_by_every_rank(notes([said("loss 0.5")], [said("loss 0.7")])).line == 7
+    assert run_of_files.prints_by_every_rank(notes([said("rank 0: loss")], [said("rank 1: loss")])) == RIGHT
+    assert run_of_files.prints_by_every_rank(notes([said("loss 0.5")], [])) == RIGHT
+    assert run_of_files.prints_by_every_rank(notes([said("[0/2] loss")], [said("[1/2] loss")])) == RIGHT
+    assert run_of_files.prints_by_every_rank(notes([said("step 1/10 loss")], [said("step 1/10 loss")])).line == 7
 
 
 def test_a_file_opened_while_it_is_written_is_loaded_too_early():

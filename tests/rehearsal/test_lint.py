@@ -105,7 +105,6 @@ STACKED = """    @torch.no_grad()
 SPOILT = [
     (PROGRAM, [(SET_EPOCH, "")], "missing-set-epoch", "DistributedSampler("),
     (PROGRAM, [(", sampler=sampler", ", shuffle=True")], "same-rows", "shuffle=True"),
-    (PROGRAM, [(TOTAL, "")], "loss-not-reduced", "total.item()"),
     (PROGRAM, [(TOTAL, f"        if rank == 0:\n    {TOTAL}")], "collective-under-rank-0", "all_reduce(total)"),
     (PROGRAM, [("if rank == 0:  # 5: one rank prints", "if True:")], "prints-by-every-rank", "print(f"),
     (PROGRAM, [("if rank == 0:  # 6", "if True:  # 6")], "unguarded-save", "torch.save("),

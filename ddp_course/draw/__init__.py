@@ -32,7 +32,7 @@ from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_repor
 from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
-from ddp_course.draw.training import data_parallel_step, losses, shards
+from ddp_course.draw.training import data_parallel_step, shards
 from ddp_course.draw.words import described
 
 __all__ = [
@@ -74,7 +74,6 @@ __all__ = [
     "lever",
     "live_bytes",
     "loss_curves",
-    "losses",
     "lost_time",
     "many_ranks",
     "mean_weights",

@@ -69,7 +69,7 @@ def all_reduce(before: Sequence[float], after: Sequence[float], operation: str =
 
 
 def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
-    """The names of the collectives that each rank entered, in order: a column is complete when every rank came."""
+    """The names of the collectives that each rank entered, in order: a column is complete when every rank joined."""
     world_size, steps = len(calls), max(len(mine) for mine in calls)
     height = ROW * world_size + 0.5
     figure, ax = canvas(height)
@@ -77,9 +77,9 @@ def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
     for step in range(steps):
         here = sum(len(mine) > step for mine in calls)
         verdict = (
-            "all came: done"
+            "all joined: done"
             if here == world_size
-            else f"{here} of {world_size} came: {'it waits' if here == 1 else 'they wait'}"
+            else f"{here} of {world_size} joined: {'it waits' if here == 1 else 'they wait'}"
         )
         ink = MUTED if here == world_size else ALARM
         centre = left + column * (step + 0.5) - 0.06
@@ -92,7 +92,7 @@ def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
             if step < len(mine):
                 box(ax, *place, mine[step], colour=rank_colour(rank), mono=True, size=SMALL)
             else:
-                box(ax, *place, "never came", colour=ALARM, ink=ALARM, fill=False, dashed=True, size=SMALL)
+                box(ax, *place, "never joined", colour=ALARM, ink=ALARM, fill=False, dashed=True, size=SMALL)
     finding(ax, _who_is_missing(calls))
     return figure
 
@@ -102,10 +102,10 @@ def _who_is_missing(calls: Sequence[Sequence[str]]) -> str:
     fewest, most = min(map(len, calls)), max(map(len, calls))
     if fewest == most:
         return "Every rank made every call, so none waits"
-    came = [rank for rank, mine in enumerate(calls) if len(mine) > fewest]
-    missing = [rank for rank in range(len(calls)) if rank not in came]
-    if len(came) == 1 < len(missing):
-        return f"Only rank {came[0]} made call {fewest + 1}, so it waits alone"
+    joined = [rank for rank, mine in enumerate(calls) if len(mine) > fewest]
+    missing = [rank for rank in range(len(calls)) if rank not in joined]
+    if len(joined) == 1 < len(missing):
+        return f"Only rank {joined[0]} made call {fewest + 1}, so it waits alone"
     who = f"Rank {missing[0]} never made" if len(missing) == 1 else f"{len(missing)} ranks never made"
-    waiting = f"rank {came[0]} waits" if len(came) == 1 else f"the other {len(came)} ranks wait"
+    waiting = f"rank {joined[0]} waits" if len(joined) == 1 else f"the other {len(joined)} ranks wait"
     return f"{who} call {fewest + 1}, so {waiting}"

@@ -1,4 +1,4 @@
-"""What does a data parallel step do, what does each rank see, and what is the loss over all ranks?
+"""What does a data parallel step do, and what does each rank see?
 
 Read next: `overview.py`, the picture of the README.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import headline, legend_beside, name_axes, page, plain_axes
+from ddp_course.draw.charts import legend_beside, name_axes
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
 from ddp_course.draw.style import INK, MUTED, SMALL, WIDTH, rank_colour
 
@@ -88,40 +88,8 @@ def _image(ax: Axes, pixels: np.ndarray, x: float, y: float, side: float) -> Non
     ax.imshow(pixels, cmap="gray_r", extent=extent, aspect="auto", zorder=3, interpolation="nearest")
 
 
-def losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str = "epoch") -> Figure:
-    """The loss of each rank, thin, and the mean over the ranks, thick; below, how far each rank is off the mean.
-
-    Args:
-        by_rank, mean: at each point; the mean as the ranks reduced it.
-        unit: what the points are: "epoch", "step".
-    """
-    figure = page(3.9)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for ax in (top, bottom):
-        plain_axes(ax)
-    plot_losses(top, by_rank, mean, unit)
-    off = [[100 * (own / whole - 1) for own, whole in zip(mine, mean, strict=True)] for mine in by_rank]
-    for rank, mine in enumerate(off):
-        bottom.plot(range(1, len(mean) + 1), mine, "o-", color=rank_colour(rank), linewidth=1.3, markersize=3.5)
-    bottom.axhline(0, color=INK, linewidth=2.4, zorder=1)
-    name_axes(bottom, unit, "off the mean, %")
-    top.set_xlabel("")
-    headline(top, _furthest_off(off, unit))
-    return figure
-
-
-def _furthest_off(off: Sequence[Sequence[float]], unit: str) -> str:
-    percent, rank, point = max(
-        (abs(value), r, p) for r, mine in enumerate(off) for p, value in enumerate(mine, start=1)
-    )
-    if percent < 0.5:
-        return "Each rank's own loss is the mean over the ranks"
-    side = "above" if off[rank][point - 1] > 0 else "below"
-    return f"One rank's loss is not the loss: rank {rank}'s is {percent:.0f} % {side} the mean in {unit} {point}"
-
-
 def plot_losses(ax: Axes, by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str) -> None:
-    """Draw what `losses` shows into axes of a larger picture."""
+    """Draw the loss of each rank, thin, and the mean over the ranks, thick, into axes of a larger picture."""
     points = range(1, len(mean) + 1)
     for rank, mine in enumerate(by_rank):
         colour = rank_colour(rank)

@@ -26,7 +26,7 @@ from ddp_course.draw.ranks import all_reduce, collective_calls, processes
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replays import Replay, replay
-from ddp_course.draw.replicas import conditions, drift, three_conditions
+from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt, halves, orders
 from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split
 from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
@@ -57,7 +57,6 @@ __all__ = [
     "decision",
     "described",
     "distances",
-    "drift",
     "episode_ends",
     "gpt_block",
     "gradient_noise",
@@ -108,7 +107,6 @@ __all__ = [
     "sums_and_counts",
     "text_problems",
     "texts_of",
-    "three_conditions",
     "timeline",
     "two_flows",
     "valley",

@@ -37,10 +37,15 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = COM
         label(ax, 0.12, y + row / 2, run, align="left", bold=True)
         for place, difference in enumerate(differences):
             right = difference < ROUNDING
-            text = "equal" if difference == 0 else "rounding" if right else f"{difference:.2g} apart"
+            text = "equal" if difference == 0 else "rounding" if right else f"{_short(difference)} apart"
             colour = rank_colour(2) if right else ALARM
             x = left + column * place
             box(ax, x, y + 0.08, column - 0.12, row - 0.16, text, colour=colour, ink=INK if right else ALARM)
     ax.plot([left + column * (len(columns) - 2) - 0.06] * 2, [0.08, height - 0.12], color=MUTED, linewidth=1.2)
     finding(ax, "The first red box of a row is the condition that broke")
     return figure
+
+
+def _short(difference: float) -> str:
+    """At most six letters, which fit in a box: 123, 0.052, 1e-05."""
+    return f"{difference:.0f}" if difference >= 10 else f"{difference:.{1 if difference < 1e-3 else 2}g}"

@@ -7,12 +7,14 @@ RUNS = {"as it should be": [0.0, 0.0, 0.0, 0.0, 4e-15], "another seed each": [0.
 
 
 def test_no_text_collides_and_the_picture_fits_a_notebook(readable):
-    many = {f"a run with a name {number}": [1.2345e-17, 0.0, 123.0, 0.0, 0.012] for number in range(6)}
-    readable((conditions(RUNS), conditions(many)))
+    many = {f"a run with a name {number}": [1.2345e-17, 1.2345e-5, 123.4, 0.0, 0.01234] for number in range(6)}
+    readable((conditions(RUNS), conditions(many)), most_bytes=70_000)  # 30 boxes; stored, they take half of that
 
 
 def test_only_an_exact_zero_is_called_equal():
     texts = draw.texts_of(conditions(RUNS))
     assert texts.count("equal") == 6 and texts.count("0.25 apart") == 2
     assert texts.count("rounding") == 1 and texts.count("0.5 apart") == 1
+    others = draw.texts_of(conditions({"a run": [1.2345e-5, 123.4, 0.01234]}))
+    assert {"1e-05 apart", "123 apart", "0.012 apart"} <= set(others)
     assert "1e-11 apart" in draw.texts_of(conditions({"nearly": [1e-11, 0.0]}, columns=["start", "end"]))

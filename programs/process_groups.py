@@ -1,12 +1,13 @@
 """A process group from start to end: the frame of a program that torchrun starts.
 
     torchrun --standalone --nproc-per-node 4 process_groups.py
-    torchrun --nnodes 2 --nproc-per-node 4 \
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-id JOB \
         --rdzv-backend c10d --rdzv-endpoint NODE:29500 process_groups.py
 
-The second command is typed on both nodes, with the name of one of them for NODE. The
-ranks compute the mean and the standard deviation of a data set: each rank sums its own
-samples, then the ranks of a node add their sums, then the nodes.
+The second command is typed on both nodes, with the name of one of them for NODE and a
+name of your choice for JOB. The ranks compute the mean and the standard deviation of a
+data set: each rank sums its own samples, then the ranks of a node add their sums, then
+the nodes.
 """
 
 import os
@@ -16,26 +17,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-LIMIT = timedelta(minutes=2)  # longer than the longest delay that is no fault
+TIMEOUT = timedelta(minutes=2)  # longer than any normal delay
 
 
 def set_up():
-    """Take a device, join the default group, and open the groups of a mesh."""
+    """Take a device, join the default group, and create the groups of a mesh."""
     local_rank = int(os.environ["LOCAL_RANK"])
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-    cuda = torch.cuda.device_count() >= per_node
+    cuda = torch.cuda.device_count() >= per_node  # a job that needs GPUs: True
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         device_id=device if cuda else None,
-        timeout=LIMIT,
+        timeout=TIMEOUT,
     )
     shape = (dist.get_world_size() // per_node, per_node)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("node", "local"))
     for name in mesh.mesh_dim_names:
-        dist.set_timeout(LIMIT, mesh.get_group(name))  # a mesh does not inherit it
+        dist.set_timeout(TIMEOUT, mesh.get_group(name))  # a mesh does not inherit it
     return device, mesh
 
 
@@ -48,7 +49,7 @@ def main():
     mine = samples[rank::world_size].to(device)
     sums = torch.stack([torch.ones_like(mine).sum(), mine.sum(), (mine**2).sum()])
     dist.all_reduce(sums, group=mesh.get_group("local"))  # the ranks of a node
-    dist.all_reduce(sums, group=mesh.get_group("node"))  # equal local ranks
+    dist.all_reduce(sums, group=mesh.get_group("node"))  # one rank of each node
     count, total, squares = sums.tolist()
     mean = total / count
     deviation = (squares / count - mean**2) ** 0.5

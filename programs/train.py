@@ -26,7 +26,7 @@ x, y = torch.tensor(pixels[:1440] / 16).float(), torch.tensor(labels[:1440])
 digits = TensorDataset(x, y)
 sampler = DistributedSampler(digits, seed=0)  # this rank's images
 loader = DataLoader(digits, 32 // dist.get_world_size(), sampler=sampler)
-torch.manual_seed(0)
+torch.manual_seed(0)  # the same first weights on any number of ranks
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
 replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -44,5 +44,5 @@ for epoch in range(5):
     if dist.get_rank() == 0:
         print(f"epoch {epoch}: loss {total.item() / len(digits):.4f}")
 
-dist.barrier()  # gloo may still be using a tensor: leave together
+dist.barrier()  # leave together: without it, gloo sometimes aborts as a rank ends
 dist.destroy_process_group()

@@ -22,7 +22,7 @@ from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
-from ddp_course.draw.ranks import all_reduce, collective_calls, processes
+from ddp_course.draw.ranks import all_reduce, collective_calls
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replays import Replay, replay
@@ -84,7 +84,6 @@ __all__ = [
     "pipeline_passes",
     "players",
     "printed_losses",
-    "processes",
     "quantities",
     "rank_colour",
     "rank_map",

@@ -15,38 +15,6 @@ from ddp_course.draw.style import ALARM, MUTED, SMALL, WIDTH, rank_colour
 ROW = 0.62  # inches from one rank's box to the next
 
 
-def processes(function: str, results: Sequence[object]) -> Figure:
-    """The notebook's kernel and its ranks: the function goes out, prints and results come back.
-
-    Args:
-        function: name of the function that every rank runs.
-        results: what each rank returned, by rank; its length is the world size.
-    """
-    world_size = len(results)
-    height = ROW * world_size + 0.5
-    figure, ax = canvas(height)
-    bottom, tall = 0.1, ROW * world_size - 0.04
-    middle = bottom + tall / 2
-    box(ax, 0.1, bottom, 1.7, tall)
-    label(ax, 0.95, middle, function, mono=True)
-    box(ax, 5.6, bottom, 2.3, tall)
-    headings = {0.95: "in the notebook", 3.62: "one process per rank", 6.75: "back in the notebook"}
-    for x, heading in headings.items():
-        label(ax, x, height - 0.2, heading, bold=True)
-    for rank, result in enumerate(results):
-        centre = bottom + ROW * (world_size - 1 - rank) + (ROW - 0.04) / 2
-        colour = rank_colour(rank)
-        arrow(ax, (1.84, middle + (centre - middle) * 0.5), (2.36, centre), colour=colour)
-        box(ax, 2.4, centre - 0.23, 2.44, 0.46, colour=colour)
-        label(ax, 2.52, centre, f"rank {rank}", bold=True, align="left")
-        label(ax, 4.72, centre, f"{function}({rank}, {world_size})", mono=True, size=SMALL, align="right")
-        arrow(ax, (4.88, centre), (5.56, centre), colour=colour)
-        label(ax, 6.75, centre, f"[{rank}]  {result!r}", mono=True, size=SMALL)
-    times = "once" if world_size == 1 else f"{world_size} times, once in each process"
-    finding(ax, f"{function} runs {times}; its results come back sorted by rank")
-    return figure
-
-
 def all_reduce(before: Sequence[float], after: Sequence[float], operation: str = "sum") -> Figure:
     """One all_reduce: what each rank put in, the operation's name, and what each rank has afterwards."""
     world_size, left = len(before), 0.95
@@ -69,7 +37,7 @@ def all_reduce(before: Sequence[float], after: Sequence[float], operation: str =
 
 
 def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
-    """The names of the collectives that each rank entered, in order: a column is complete when every rank joined."""
+    """The names of the collectives that each rank entered, in order: a column is complete when every rank arrived."""
     world_size, steps = len(calls), max(len(mine) for mine in calls)
     height = ROW * world_size + 0.5
     figure, ax = canvas(height)
@@ -77,9 +45,9 @@ def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
     for step in range(steps):
         here = sum(len(mine) > step for mine in calls)
         verdict = (
-            "all joined: done"
+            "all arrived: done"
             if here == world_size
-            else f"{here} of {world_size} joined: {'it waits' if here == 1 else 'they wait'}"
+            else f"{here} of {world_size} arrived: {'it waits' if here == 1 else 'they wait'}"
         )
         ink = MUTED if here == world_size else ALARM
         centre = left + column * (step + 0.5) - 0.06
@@ -92,7 +60,7 @@ def collective_calls(calls: Sequence[Sequence[str]]) -> Figure:
             if step < len(mine):
                 box(ax, *place, mine[step], colour=rank_colour(rank), mono=True, size=SMALL)
             else:
-                box(ax, *place, "never joined", colour=ALARM, ink=ALARM, fill=False, dashed=True, size=SMALL)
+                box(ax, *place, "not called", colour=ALARM, ink=ALARM, fill=False, dashed=True, size=SMALL)
     finding(ax, _who_is_missing(calls))
     return figure
 
@@ -102,10 +70,10 @@ def _who_is_missing(calls: Sequence[Sequence[str]]) -> str:
     fewest, most = min(map(len, calls)), max(map(len, calls))
     if fewest == most:
         return "Every rank made every call, so none waits"
-    joined = [rank for rank, mine in enumerate(calls) if len(mine) > fewest]
-    missing = [rank for rank in range(len(calls)) if rank not in joined]
-    if len(joined) == 1 < len(missing):
-        return f"Only rank {joined[0]} made call {fewest + 1}, so it waits alone"
+    arrived = [rank for rank, mine in enumerate(calls) if len(mine) > fewest]
+    missing = [rank for rank in range(len(calls)) if rank not in arrived]
+    if len(arrived) == 1 < len(missing):
+        return f"Only rank {arrived[0]} made call {fewest + 1}, so it waits alone"
     who = f"Rank {missing[0]} never made" if len(missing) == 1 else f"{len(missing)} ranks never made"
-    waiting = f"rank {joined[0]} waits" if len(joined) == 1 else f"the other {len(joined)} ranks wait"
+    waiting = f"rank {arrived[0]} waits" if len(arrived) == 1 else f"the other {len(arrived)} ranks wait"
     return f"{who} call {fewest + 1}, so {waiting}"

@@ -15,7 +15,6 @@ def pictures():
     """Each picture with small and with large data."""
     for world_size in (1, 2, 4, 8):
         ranks = range(world_size)
-        yield draw.processes("hello", [f"rank {rank}" for rank in ranks])
         yield draw.all_reduce([float(rank) for rank in ranks], [28.0] * world_size)
         yield draw.rank_map(world_size, nodes=min(2, world_size))
         yield draw.subgroups({"all of them": list(ranks)}, world_size)
@@ -60,23 +59,17 @@ def test_the_map_refuses_nodes_that_do_not_divide():
         draw.rank_map(8, nodes=3)
 
 
-def test_processes_shows_each_rank_its_call_and_its_result():
-    texts = draw.texts_of(draw.processes("square", [0, 1, 4]))
-    assert [text for text in texts if text.startswith("square(")] == [f"square({rank}, 3)" for rank in range(3)]
-    assert [text for text in texts if text.startswith("[")] == ["[0]  0", "[1]  1", "[2]  4"]
-
-
 def test_a_call_that_one_rank_skipped_is_marked_where_it_is_missing():
     texts = draw.texts_of(
         draw.collective_calls([["broadcast", "all_reduce"], ["broadcast"], ["broadcast", "all_reduce"]])
     )
     assert [text for text in texts if text.startswith("call")] == [
-        "call 1: all joined: done",
-        "call 2: 2 of 3 joined: they wait",
+        "call 1: all arrived: done",
+        "call 2: 2 of 3 arrived: they wait",
     ]
-    assert texts.count("never joined") == 1
+    assert texts.count("not called") == 1
     after_rank_1 = texts[texts.index("rank 1") :]
-    assert after_rank_1[:3] == ["rank 1", "broadcast", "never joined"]
+    assert after_rank_1[:3] == ["rank 1", "broadcast", "not called"]
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ def mean_weights(means: Sequence[float], rows: Sequence[int], *, part: str = "ba
     left, right = figure.subplots(1, 2, sharey=True)
     mean = sum(m * n for m, n in zip(means, rows, strict=True)) / sum(rows)
     mean_of_means = sum(means) / len(means)
-    _bars(left, means, rows, rank, f"by rows: {mean:.4f}", INK, mean)
+    _bars(left, means, rows, rank, f"by samples: {mean:.4f}", INK, mean)
     _bars(right, means, [1] * len(means), rank, f"mean of means: {mean_of_means:.4f}", ALARM, mean_of_means)
-    name_axes(left, f"{sum(rows)} rows, {rows[-1]} of them in the last {part}", f"mean loss of a {part}")
+    name_axes(left, f"{sum(rows)} samples, {rows[-1]} of them in the last {part}", f"mean loss of a {part}")
     name_axes(right, f"{part}, each of the same weight")
     names = [str(number) for number in range(1, len(rows) + 1)]
-    names[-1] += f"\n{rows[-1]} row{'s' * (rows[-1] > 1)}"
+    names[-1] += f"\n{rows[-1]} sample{'s' * (rows[-1] > 1)}"
     right.set_xticks([place + 0.5 for place in range(len(rows))], names)
     return figure
 
@@ -57,7 +57,7 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
     figure, ax = canvas(4.0)
     left = 1.5
     column = (WIDTH - left) / len(sums)
-    for y, name in ((3.05, "sum of losses"), (2.57, "rows"), (0.98, "sums and rows\nof all")):
+    for y, name in ((3.05, "sum of losses"), (2.57, "samples"), (0.98, "sums and\nsamples of all")):
         label(ax, 0.12, y, name, align="left", bold=True)
     for rank, (total, count) in enumerate(zip(sums, counts, strict=True)):
         x, colour = left + column * rank, rank_colour(rank)
@@ -72,7 +72,7 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
     box(ax, left, 1.46, wide, 0.3, "all_reduce: add up the sums, add up the counts", size=SMALL)
     arrow(ax, (left + wide / 2, 1.44), (left + wide / 2, 1.22))
     all_sums, all_counts = sum(sums), sum(counts)
-    box(ax, left, 0.76, wide, 0.44, f"{all_sums:.6g}      {all_counts} rows")
+    box(ax, left, 0.76, wide, 0.44, f"{all_sums:.6g}      {all_counts} samples")
     arrow(ax, (left + wide / 2, 0.74), (left + wide / 2, 0.54))
     agrees = abs(all_sums / all_counts - mean) <= 1e-9 * abs(mean)
     tail = "on every rank" if agrees else f"but the ranks received {mean:.6g}"

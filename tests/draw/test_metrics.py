@@ -25,13 +25,13 @@ def test_mean_weights_draws_parts_as_wide_as_their_rows_and_then_all_alike():
     assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in left.patches] == [(0, 4, 4.0), (4, 1, 7.0)]
     assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in right.patches] == [(0, 1, 4.0), (1, 1, 7.0)]
     assert [ax.lines[0].get_ydata()[0] for ax in (left, right)] == [4.6, 5.5]
-    assert [tick.get_text() for tick in right.get_xticklabels()] == ["1", "2\n1 row"]
-    assert [ax.get_title() for ax in (left, right)] == ["by rows: 4.6000", "mean of means: 5.5000"]
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ["1", "2\n1 sample"]
+    assert [ax.get_title() for ax in (left, right)] == ["by samples: 4.6000", "mean of means: 5.5000"]
 
 
 def test_sums_and_counts_divides_once_and_tells_when_the_ranks_got_something_else():
     texts = draw.texts_of(sums_and_counts([16.0, 7.0, 0.0], [4, 1, 0], 4.6))
-    assert "23      5 rows" in texts and "23 / 5 = 4.6, on every rank" in texts
+    assert "23      5 samples" in texts and "23 / 5 = 4.6, on every rank" in texts
     assert [text for text in texts if "mean" in text] == ["own mean 4.0000", "own mean 7.0000", "no mean"]
     wrong = draw.texts_of(sums_and_counts([16.0, 7.0], [4, 1], 5.5))
     assert "23 / 5 = 4.6, but the ranks received 5.5" in wrong

@@ -8,7 +8,7 @@ from tests import unchanged
 
 LESSON = "notebooks/03_process_groups.ipynb"
 BANK = "solutions/09_logging"
-COMMANDS = "notebooks/12_failure_lab.ipynb"  # runs `ddp-course`, so the whole package
+COMMANDS = {"notebooks/00_start_here.ipynb", "notebooks/12_failure_lab.ipynb"}  # run `ddp-course`: the whole package
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ COMMANDS = "notebooks/12_failure_lab.ipynb"  # runs `ddp-course`, so the whole p
         ("solutions/09_logging/bank.py", {BANK}),
         ("judges/logging/mean.py", {BANK}),
         ("ddp_course/launcher/pool.py", None),
-        ("ddp_course/beyond/pipeline.py", {"notebooks/17_beyond_ddp.ipynb", COMMANDS}),
+        ("ddp_course/beyond/pipeline.py", {"notebooks/17_beyond_ddp.ipynb", *COMMANDS}),
         ("versions.txt", None),
         ("tests/test_gpt.py", set()),
     ],

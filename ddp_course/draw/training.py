@@ -78,7 +78,7 @@ def shards(images: Sequence[np.ndarray], labels: Sequence[Sequence[int]], indice
             label(ax, x, base + 1.0, str(labels[rank][place]), size=SMALL)
             label(ax, x, base + 0.15, f"#{indices[rank][place]}", size=SMALL - 1, ink=MUTED)
     in_turn = all(list(mine) == [rank + world_size * n for n in range(count)] for rank, mine in enumerate(indices))
-    told = "Dealt in turn" if in_turn else "Not dealt in turn"
+    told = "The ranks take turns" if in_turn else "The ranks take no turns"
     finding(ax, f"{told}: the first {count} images of each shard (above: the label, below: the index)")
     return figure
 

@@ -126,12 +126,12 @@ def test_the_losses_of_the_overview_are_the_numbers_it_was_given():
 def test_shards_shows_each_ranks_own_images_labels_and_indices():
     figure = draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 2], [1, 3]])
     texts = draw.texts_of(figure)
-    assert texts[0] == "Dealt in turn: the first 2 images of each shard (above: the label, below: the index)"
+    assert texts[0] == "The ranks take turns: the first 2 images of each shard (above: the label, below: the index)"
     assert texts[1:] == ["rank 0", "5", "#0", "6", "#2", "rank 1", "7", "#1", "8", "#3"]
     shown = [image.get_array() for image in figure.axes[0].images]
     assert all(np.array_equal(one, two) for one, two in zip(shown, IMAGES, strict=True))
     halves = draw.texts_of(draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 1], [2, 3]]))
-    assert halves[0].startswith("Not dealt in turn: the first 2 images")
+    assert halves[0].startswith("The ranks take no turns: the first 2 images")
 
 
 def test_ranks_keep_their_colour_and_the_first_eight_differ():

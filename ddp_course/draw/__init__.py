@@ -18,7 +18,7 @@ from ddp_course.draw.end_to_end import (
 )
 from ddp_course.draw.failures import hang, ladder, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
-from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block, language_losses
+from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever, many_ranks, valley
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
@@ -66,7 +66,6 @@ __all__ = [
     "killed_run",
     "ladder",
     "landings",
-    "language_losses",
     "lateness",
     "learning_curves",
     "learning_rates",

@@ -1,4 +1,4 @@
-"""How is a text dealt to ranks, what happens in a step with accumulation, and how well does a model predict a text?
+"""How is a text dealt to ranks, and what happens in a step with accumulation?
 
 The windows and the step show an order, so their axes are no clock.
 
@@ -7,34 +7,33 @@ Read next: `overview.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import chart, headline, legend
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
-from ddp_course.draw.style import FAINT, INK, LABEL, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.style import FAINT, INK, MUTED, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
 
 LEFT = 1.35  # inches for the names of the rows
 TAIL = 2.9  # inches for what follows the micro-batches
 
 
 def gpt_block() -> Figure:
-    """The stream of vectors through GPT-2: what a block adds to it, and what comes before and after all blocks."""
+    """The residual stream through GPT-2: what a block adds to it, and what comes before and after all blocks."""
     figure, ax = canvas(2.35)
-    box(ax, 0.1, 0.3, 1.3, 0.6, "token's vector\n+ position's", size=SMALL)
-    box(ax, 6.6, 0.3, 1.3, 0.6, "norm, then token\ntable: scores", size=SMALL)
+    box(ax, 0.1, 0.3, 1.3, 0.6, "token embedding\n+ position's", size=SMALL)
+    box(ax, 6.6, 0.3, 1.3, 0.6, "norm, then\nlogits", size=SMALL)
     box(ax, 1.6, 0.1, 4.8, 2.1, colour=FAINT, fill=False)
     label(ax, 4.0, 2.03, "a block; the next one begins where it ends", size=SMALL, ink=MUTED)
     arrow(ax, (1.4, 0.6), (6.6, 0.6), colour=INK)
-    parts = (("norm, attention:\na position and those before", 0), ("norm, two linear layers:\neach position alone", 4))
+    parts = (("norm, attention:\na position and those before", 0), ("norm, MLP:\neach position alone", 4))
     for (text, colour), x in zip(parts, (1.75, 4.1), strict=True):
         box(ax, x, 1.2, 2.1, 0.62, text, colour=RANK_COLOURS[colour], size=SMALL)
         arrow(ax, (x + 0.2, 0.62), (x + 0.2, 1.18), colour=RANK_COLOURS[colour])
         arrow(ax, (x + 1.8, 1.18), (x + 1.8, 0.76), colour=RANK_COLOURS[colour])
         box(ax, x + 1.66, 0.46, 0.28, 0.28, "+", size=SMALL)
-    finding(ax, "The stream runs through all blocks, and each block adds to it twice")
+    finding(ax, "The residual stream runs through all blocks, and each adds to it twice")
     return figure
 
 
@@ -70,7 +69,7 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
 
 
 def accumulation_step(world_size: int, accumulation: int) -> Figure:
-    """One step in order: micro-batches in silence, the last one with the average, then clipping and the update."""
+    """One step in order: micro-batches under `no_sync`, the last one with the average, then clipping and the update."""
     figure, ax = canvas(0.75 * world_size + 1.35)
     unit, height = (WIDTH - LEFT - TAIL - 0.1) / accumulation, 0.75 * world_size
     average = LEFT + unit * accumulation
@@ -87,11 +86,11 @@ def accumulation_step(world_size: int, accumulation: int) -> Figure:
     if accumulation > 1:
         _line(ax, LEFT, average - unit - 0.1, height + 0.72, MUTED, "no_sync: gradients add up, nothing is sent", 0.2)
     _line(ax, average - unit, average + 0.9, 0.55, RANK_COLOURS[4], "in the last backward pass", -0.2)
-    label(ax, (clip + update + 0.85) / 2, 0.35, "alike on every rank", size=SMALL)
+    label(ax, (clip + update + 0.85) / 2, 0.35, "the same on every rank", size=SMALL)
     arrow(ax, (LEFT, 0.1), (WIDTH - 0.1, 0.1))
     label(ax, 0.12, 0.1, "time", align="left", size=SMALL, ink=MUTED)
     many = f"{accumulation} micro-batches" if accumulation > 1 else "One micro-batch"
-    finding(ax, f"{many} and one average: the ranks talk once in a step, and clip after it")
+    finding(ax, f"{many} and one average: the ranks communicate once a step, and clip after it")
     return figure
 
 
@@ -99,34 +98,3 @@ def _line(ax: Axes, start: float, end: float, y: float, colour: str, text: str, 
     """A line over what belongs together, with its name."""
     ax.plot([start, end], [y, y], color=colour, linewidth=2)
     label(ax, max((start + end) / 2, LEFT + 1.4), y + above, text, size=SMALL)
-
-
-def language_losses(
-    losses: Sequence[float],
-    held_out: Sequence[tuple[int, float]],
-    others: Mapping[str, float] | None = None,
-    resumed: Sequence[int] = (),
-) -> Figure:
-    """The loss of each step, and held-out losses as points; with horizontal lines for simpler models.
-
-    Args:
-        losses: nats per byte over all ranks' rows, one a step.
-        held_out, others: step and loss; name and loss.
-        resumed: the steps after which the run was resumed from a checkpoint.
-    """
-    figure, ax = chart(3.6)
-    ax.plot(range(1, len(losses) + 1), losses, color=RANK_COLOURS[0], linewidth=1, label="training, all ranks")
-    steps, values = zip(*held_out, strict=True)
-    ax.plot(steps, values, "o-", color=RANK_COLOURS[4], label="held-out text, all ranks")
-    for name, loss in (others or {}).items():
-        ax.axhline(loss, color=MUTED, linestyle="--", linewidth=1)
-        ax.text(len(losses), loss + 0.06, name, ha="right", va="bottom", fontsize=SMALL, color=MUTED)
-    for number, step in enumerate(resumed):
-        ax.axvline(step, color=MUTED, linestyle=":", linewidth=1.4, label="_" if number else "resumed here")
-    ax.set_xlabel("step", fontsize=LABEL)
-    ax.set_ylabel("nats per byte", fontsize=LABEL)
-    ax.set_ylim(1, max([*losses, *(others or {}).values()]) + 0.5)
-    legend(ax, loc=(0.39, 0.58))
-    seam = "; resuming leaves no trace" if resumed else ""
-    headline(ax, f"From {losses[0]:.1f} to {losses[-1]:.1f} nats per byte, on held-out text {values[-1]:.1f}{seam}")
-    return figure

@@ -1,11 +1,9 @@
 """Do the pictures of lesson 16 show the numbers they were given, and stay readable?"""
 
 from ddp_course import draw
-from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block, language_losses
+from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 
 ORDER = [7, 2, 11, 0, 9, 4, 12, 1, 5, 8, 3, 10, 6]
-LOSSES = [5.5 - 3.5 * step / 100 for step in range(100)]
-OTHERS = {"all bytes alike": 5.545, "how often each byte comes": 3.2}
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
@@ -17,9 +15,6 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         accumulation_step(2, 3),
         accumulation_step(2, 1),
         accumulation_step(4, 8),
-        language_losses(LOSSES, [(50, 3.9), (100, 2.1)], OTHERS),
-        language_losses(LOSSES, [(100, 2.1)]),
-        language_losses(LOSSES, [(100, 2.1)], OTHERS, resumed=(35, 70)),
     )
     readable(pictures)
 
@@ -37,15 +32,3 @@ def test_accumulation_step_has_one_average_and_all_micro_batches():
     assert [texts.count(f"micro-batch {micro}") for micro in range(4)] == [2, 2, 2, 0]
     assert (texts.count("average"), texts.count("clip"), texts.count("update")) == (1, 2, 2)
     assert not any("no_sync" in text for text in draw.texts_of(accumulation_step(2, 1)))
-
-
-def test_language_losses_draws_what_it_was_given():
-    figure = language_losses(LOSSES, [(50, 3.9), (100, 2.1)], OTHERS)
-    lines = {line.get_label(): line for line in figure.axes[0].lines}
-    assert list(lines["training, all ranks"].get_ydata()) == LOSSES
-    assert list(lines["held-out text, all ranks"].get_xdata()) == [50, 100]
-    assert set(OTHERS) <= set(draw.texts_of(figure))
-    assert "resum" not in figure.axes[0].get_title("left")
-    resumed = language_losses(LOSSES, [(100, 2.1)], resumed=(35, 70)).axes[0]
-    assert [line.get_xdata()[0] for line in resumed.lines[2:]] == [35, 70]
-    assert resumed.get_title("left") == "From 5.5 to 2.0 nats per byte, on held-out text 2.1; resuming leaves no trace"

@@ -100,7 +100,7 @@ def states(rank: int, world_size: int, path: str) -> list[dict[str, torch.Tensor
     return found
 
 
-def test_buffers_are_as_torchs():
+def test_buffers_are_as_in_torch():
     for own, theirs in launch(states, 2, (str(PROGRAM),), start_method="forkserver", quiet=True, backend="gloo"):
         for name, tensor in theirs.items():
             torch.testing.assert_close(own[name], tensor, msg=name)

@@ -32,7 +32,14 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = COM
         x = left + column * (place + 0.5) - 0.06
         label(ax, x, height - 0.26, name, bold=True)
         label(ax, x, height - 0.49, moment, size=SMALL, ink=MUTED)
+    told = []  # which boxes are red, for those who do not see them
     for number, (run, differences) in enumerate(runs.items()):
+        red = [
+            f"{name} {_short(value)} apart"
+            for name, value in zip(columns, differences, strict=False)
+            if value >= ROUNDING
+        ]
+        told.append(f"{run}: {', '.join(red) or 'no red box'}.")
         y = height - top - row * (number + 1)
         label(ax, 0.12, y + row / 2, run, align="left", bold=True)
         for place, difference in enumerate(differences):
@@ -41,6 +48,7 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = COM
             colour = rank_colour(2) if right else ALARM
             x = left + column * place
             box(ax, x, y + 0.08, column - 0.12, row - 0.16, text, colour=colour, ink=INK if right else ALARM)
+    ax.says = f"Red boxes of each row, from left to right. {' '.join(told)}"
     ax.plot([left + column * (len(columns) - 2) - 0.06] * 2, [0.08, height - 0.12], color=MUTED, linewidth=1.2)
     finding(ax, "The first red box of a row is the condition that broke")
     return figure

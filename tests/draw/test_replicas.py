@@ -2,6 +2,7 @@
 
 from ddp_course import draw
 from ddp_course.draw.replicas import conditions
+from ddp_course.draw.words import described
 
 RUNS = {"as it should be": [0.0, 0.0, 0.0, 0.0, 4e-15], "another seed each": [0.24999, 0.0, 0.0, 0.25, 0.5]}
 
@@ -18,3 +19,9 @@ def test_only_an_exact_zero_is_called_equal():
     others = draw.texts_of(conditions({"a run": [1.2345e-5, 123.4, 0.01234]}))
     assert {"1e-05 apart", "123 apart", "0.012 apart"} <= set(others)
     assert "1e-11 apart" in draw.texts_of(conditions({"nearly": [1e-11, 0.0]}, columns=["start", "end"]))
+
+
+def test_its_description_names_the_red_boxes():
+    said = described(conditions(RUNS))
+    assert "as it should be: no red box." in said
+    assert "another seed each: same start 0.25 apart, replicas 0.25 apart, one process 0.5 apart." in said

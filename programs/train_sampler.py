@@ -3,9 +3,8 @@
     torchrun --standalone --nproc-per-node 3 train_sampler.py --stop 75
     torchrun --standalone --nproc-per-node 2 train_sampler.py
 
-A run saves its state in run.pt every 10 steps. The first command stops after step 75,
-as if a machine had failed. The second resumes after step 70, with one rank less, and
-ends with the numbers of a run that was never stopped. Remove run.pt to begin again.
+run.pt is written every 10 steps: the second command resumes after step 70, and prints
+what a run without a stop prints. Remove run.pt to begin again.
 """
 
 import argparse
@@ -24,19 +23,19 @@ EPOCHS, GLOBAL_BATCH, SAVE_EVERY = 4, 48, 10  # the batch is that of all ranks t
 
 
 class ResumableSampler(DistributedSampler):
-    """A DistributedSampler that leaves out the first `done` samples of an epoch."""
+    """A DistributedSampler that skips the samples of an epoch that are consumed."""
 
-    done = 0  # by all ranks together: a multiple of their number
+    consumed = 0  # by all ranks together: a multiple of their number
 
-    def set_epoch(self, epoch, done=0):
+    def set_epoch(self, epoch, consumed=0):
         super().set_epoch(epoch)
-        self.done = done
+        self.consumed = consumed
 
     def __len__(self):
-        return self.num_samples - self.done // self.num_replicas
+        return self.num_samples - self.consumed // self.num_replicas
 
     def __iter__(self):
-        return islice(super().__iter__(), self.done // self.num_replicas, None)
+        return islice(super().__iter__(), self.consumed // self.num_replicas, None)
 
 
 def evaluate(model, loader, device):
@@ -63,33 +62,34 @@ def train(device, last_step):
     loader = DataLoader(images, batch, sampler=sampler, drop_last=True)
     mine = Subset(digits, range(1440 + rank, 1797, world_size))  # exact
 
-    torch.manual_seed(0)  # equal weights on all ranks
+    torch.manual_seed(0)  # repeatable; DDP sends rank 0's weights to all
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    first = done = step = 0
+    first = consumed = step = 0
     if os.path.exists("run.pt"):  # on several nodes: in a folder that all can read
         state = torch.load("run.pt", map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first, done, step = state["position"]
+        first, consumed, step = state["position"]
     gpus = [device] if device.type == "cuda" else None
     replica = DistributedDataParallel(model, device_ids=gpus)
 
     for epoch in range(first, EPOCHS):
-        sampler.set_epoch(epoch, done)
+        sampler.set_epoch(epoch, consumed)
         for x, y in loader:
             loss = cross_entropy(replica(x.to(device)), y.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            step, done = step + 1, done + GLOBAL_BATCH
+            step, consumed = step + 1, consumed + GLOBAL_BATCH
             if rank == 0 and step % SAVE_EVERY == 0:
-                state = {"model": model.state_dict(), "position": (epoch, done, step)}
+                position = (epoch, consumed, step)
+                state = {"model": model.state_dict(), "position": position}
                 torch.save(state | {"optimizer": optimizer.state_dict()}, "new.pt")
                 os.replace("new.pt", "run.pt")  # never half a file
             if step == last_step:
                 return
-        done = 0
+        consumed = 0
         loss, right, n = evaluate(model, DataLoader(mine, 100), device)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss / n:.4f}, {right:.0f} of {n:.0f} right")

@@ -90,7 +90,7 @@ class TestOnRanks:
 
     def test_without_the_position_an_epoch_begins_again(self, alone, tmp_path):
         broken = tmp_path / "broken.py"
-        old = "set_epoch(epoch, done)\n        for"
+        old = "set_epoch(epoch, consumed)\n        for"
         assert PROGRAM.read_text().count(old) == 1
         broken.write_text(PROGRAM.read_text().replace(old, "set_epoch(epoch)\n        for"))
         assert on_ranks(2, tmp_path, "--stop", "75") == alone[:2]

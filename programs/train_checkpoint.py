@@ -56,17 +56,19 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS)
 torch.manual_seed(100 + rank)  # each rank has its own dropout
 
 path = Path(sys.argv[1])
+found = [path.exists()]
+dist.broadcast_object_list(found, src=0)  # rank 0 decides for all ranks
 start = 0
-if path.exists():
+if found[0]:
     state = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
     start = state["epoch"]
-    if len(state["generators"]) == world_size:  # else they stay as seeded
-        torch.set_rng_state(state["generators"][rank]["cpu"])
+    if len(state["rng_states"]) == world_size:  # else they stay as seeded
+        torch.set_rng_state(state["rng_states"][rank]["cpu"])
         if cuda:
-            torch.cuda.set_rng_state(state["generators"][rank]["cuda"])
+            torch.cuda.set_rng_state(state["rng_states"][rank]["cuda"])
 
 for epoch in range(start, EPOCHS):
     sampler.set_epoch(epoch)
@@ -83,15 +85,15 @@ for epoch in range(start, EPOCHS):
     mine = {"cpu": torch.get_rng_state()}
     if cuda:
         mine["cuda"] = torch.cuda.get_rng_state()
-    generators = [None] * world_size
-    dist.all_gather_object(generators, mine)
+    rng_states = [None] * world_size
+    dist.all_gather_object(rng_states, mine)
     if rank == 0:
         state = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
             "epoch": epoch + 1,
-            "generators": generators,
+            "rng_states": rng_states,
         }
         save(state, path)
         print(f"epoch {epoch}: loss {total.item() / len(digits):.4f}", flush=True)

@@ -76,7 +76,7 @@ def test_a_killed_run_that_resumes_is_the_uninterrupted_run(tmp_path):
 
     expected, found = content(tmp_path / "straight.pt"), content(tmp_path / "killed.pt")
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert not torch.equal(found["generators"][0]["cpu"], found["generators"][1]["cpu"])
+    assert not torch.equal(found["rng_states"][0]["cpu"], found["rng_states"][1]["cpu"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.pt", "straight.pt"]
 
 

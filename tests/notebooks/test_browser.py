@@ -51,13 +51,14 @@ def make_lab(folder: Path) -> Iterator[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTEST"))}
     own = {f"JUPYTER_{kind}_DIR": str(folder / "jupyter" / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     said = folder / "lab.log"
+    keyboard, terminal = os.openpty()  # the server asks before it ends only where somebody could answer
     with said.open("w") as log:
         server = subprocess.Popen(
             # The environment is another folder's, and complete: the copy must not install itself into it.
             ["make", "--old-file=.venv/installed-dev", "lab", "LAB_FLAGS=--no-browser"],
             cwd=folder,
             env={**kept, **own, "IPYTHONDIR": str(folder / "ipython")},
-            stdin=subprocess.DEVNULL,
+            stdin=terminal,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -65,7 +66,9 @@ def make_lab(folder: Path) -> Iterator[str]:
     try:
         yield wait_for_address(said)
     finally:
-        end_session(server)
+        end_session(server, said)
+        os.close(keyboard)
+        os.close(terminal)
 
 
 def wait_for_address(said: Path) -> str:
@@ -77,12 +80,14 @@ def wait_for_address(said: Path) -> str:
     raise AssertionError(f"make lab printed no address within {START_LIMIT_S} s:\n{said.read_text()}")
 
 
-def end_session(server: subprocess.Popen) -> None:
-    """End the server as two Ctrl-C do, and make sure that nothing of it is left."""
+def end_session(server: subprocess.Popen, said: Path) -> None:
+    """End the server as two Ctrl-C do, the second when it has asked; make sure that nothing of it is left."""
     family = [*psutil.Process(server.pid).children(recursive=True), psutil.Process(server.pid)]
-    for _ in range(2):
-        os.killpg(server.pid, signal.SIGINT)
-        time.sleep(0.5)
+    os.killpg(server.pid, signal.SIGINT)
+    deadline = time.monotonic() + 20
+    while "Shut down this Jupyter server" not in said.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(server.pid, signal.SIGINT)
     _, alive = psutil.wait_procs(family, timeout=30)
     for process in alive:
         process.kill()

@@ -20,7 +20,6 @@ import psutil
 
 from benchmarks.on_ranks import one_all_reduce, threads_per_rank
 from ddp_course import RankPool
-from ddp_course.launcher.magic import RanksMagic
 
 ROOT = str(Path(__file__).parents[1])
 FUNCTION = "from benchmarks.on_ranks import join, one_all_reduce"
@@ -44,16 +43,9 @@ def check(found: list[float] | None, world_size: int) -> None:
 
 @contextmanager
 def rank_pool(world_size: int) -> Iterator[Calls]:
-    """A pool, called by `run` and, on the same ranks, by the cell magic."""
+    """A pool, called by `run`."""
     with RankPool(world_size, backend="gloo", quiet=True) as ranks:
-        magic = RanksMagic(shell())
-        magic.pool = ranks
-        shell().register_magic_function(magic.ranks, "line_cell", "ranks")
-        by_cell("ranks", FUNCTION)
-        yield {
-            "rank_pool_call": lambda: ranks.run(one_all_reduce),
-            "ranks_cell": lambda: by_cell("ranks", CELL),
-        }
+        yield {"rank_pool_call": lambda: ranks.run(one_all_reduce)}
 
 
 @contextmanager
@@ -120,8 +112,8 @@ def by_cell(magic: str, cell: str) -> list[float]:
 
 LIVE_WAYS = {
     "rank_pool": LiveWay(
-        "IPython",
-        {"rank_pool_start": "RankPool start", "rank_pool_call": "RankPool.run", "ranks_cell": "%%ranks cell"},
+        "torch",
+        {"rank_pool_start": "RankPool start", "rank_pool_call": "RankPool.run"},
         rank_pool,
     ),
     "ipyparallel": LiveWay(

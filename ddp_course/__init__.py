@@ -5,12 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ddp_course.launcher.extension import load_ipython_extension
-
 if TYPE_CHECKING:
     from ddp_course.launcher import RankError, RankPool, launch
 
-__all__ = ["RankError", "RankPool", "launch", "load_ipython_extension"]
+__all__ = ["RankError", "RankPool", "launch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -119,8 +119,7 @@ def test_options_are_read_in_commands_alone():
         for path in PACKAGE.rglob("*.py")
         if re.search(r"^\s*(from|import) argparse", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    # A notebook's `%%ranks` line has options as well, and no command.
-    assert {name for name in readers if not name.startswith("commands/")} == {"cli.py", "launcher/magic.py"}
+    assert {name for name in readers if not name.startswith("commands/")} == {"cli.py"}
 
 
 @pytest.mark.timeout(120)

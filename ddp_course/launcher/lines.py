@@ -110,7 +110,7 @@ def stack_of(thread_id: int) -> traceback.StackSummary:
 
 def shown_name(filename: str) -> str:
     """Name a file as the learner knows it: a notebook's cell is "the cell", not a temporary file."""
-    if "ipykernel_" in filename or filename.startswith("<ipython-input") or filename.startswith("<ranks"):
+    if "ipykernel_" in filename or filename.startswith("<ipython-input"):
         return "the cell"
     inside = os.path.relpath(filename, os.path.dirname(_COURSE)) if filename.startswith(_COURSE) else filename
     return inside if filename.startswith(_COURSE) else os.path.basename(filename)

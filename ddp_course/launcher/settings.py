@@ -1,7 +1,7 @@
 """What can be set about a set of ranks, and what is refused before any process starts?
 
-`RankPool` and `launch` take the fields of `Settings` as keyword arguments, `%%ranks` takes some of them as options, and
-each rank is given all of them. So a name, its default and what is wrong with a value stand here and nowhere else.
+`RankPool` and `launch` take the fields of `Settings` as keyword arguments, and each rank is given all of them. So a
+name, its default and what is wrong with a value stand here and nowhere else.
 
 Read next: `pool.py`, which says what each setting means.
 """

@@ -3,7 +3,7 @@
 `launch` is `torch.multiprocessing.spawn` with what a notebook needs: functions from cells, results by rank,
 prints in order, a process group, and a report when a rank fails. It is a pool for one call.
 
-Read next: `magic.py`, whole cells on ranks; or `groups.py`, how the ranks find each other.
+Read next: `groups.py`, how the ranks find each other.
 """
 
 from __future__ import annotations

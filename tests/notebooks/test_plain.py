@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks.test_lessons import LESSONS, cells_of
 
-WRITTEN_ANEW = ("00", "03", "04", "05", "06", "09", "10")
+REWRITTEN = ("00", "03", "04", "05", "06", "09", "10")
 OF_TORCH = re.compile(r"\b(torch|dist|nn|F|DDP|DistributedDataParallel|DataLoader|DistributedSampler)\b")
 SHOWS = {"launch", "RankPool", "RankError", "draw"}  # what starts ranks and draws what they did
 MOST = {"names": 4, "words": 3000, "cells": 26, "questions": 8, "Booleans": 4, "brackets": 2, "sliced": 0}
@@ -30,7 +30,7 @@ def code_lines(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in LESSONS if path.stem[:2] in WRITTEN_ANEW], ids=lambda path: path.stem
+    "path", [path for path in LESSONS if path.stem[:2] in REWRITTEN], ids=lambda path: path.stem
 )
 def test_a_lesson_is_plain_and_short(path):
     cells, prose = cells_of(path, "code"), "\n".join(cell.source for cell in cells_of(path, "markdown"))

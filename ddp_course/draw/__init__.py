@@ -27,8 +27,8 @@ from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
-from ddp_course.draw.sampling import dealt, halves, orders
-from ddp_course.draw.scaling import collective_fit, scaling_curve, scaling_report, step_split
+from ddp_course.draw.sampling import dealt
+from ddp_course.draw.scaling import collective_fit, step_split
 from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
@@ -60,7 +60,6 @@ __all__ = [
     "episode_ends",
     "gpt_block",
     "gradient_noise",
-    "halves",
     "hang",
     "holdings",
     "killed_run",
@@ -78,7 +77,6 @@ __all__ = [
     "memory_bars",
     "message_rounds",
     "number_formats",
-    "orders",
     "own_losses",
     "pipeline_passes",
     "players",
@@ -92,8 +90,6 @@ __all__ = [
     "return_bands",
     "return_curves",
     "ring_steps",
-    "scaling_curve",
-    "scaling_report",
     "seed_table",
     "shard_gradients",
     "shards",

@@ -5,15 +5,12 @@ Read next: `parallel/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import name_axes, page, plain_axes
 from ddp_course.draw.shapes import box, canvas, finding, label
-from ddp_course.draw.style import ALARM, HEADING, INK, LABEL, LINE, MUTED, PAPER, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.style import ALARM, INK, MUTED, SMALL, WIDTH, rank_colour
 
 
 def dealt(by_rank: Sequence[Sequence[int]], length: int, point: str = "") -> Figure:
@@ -68,57 +65,3 @@ def _account(by_rank: Sequence[Sequence[int]], length: int, repeated: int) -> st
     parts = [f"{len(seen)} of {length} samples seen", f"{repeated} repeated (dashed)" if repeated else ""]
     parts.append(f"{len(never)} never seen: {shown}" if never else "")
     return "; ".join(part for part in parts if part)
-
-
-def orders(samples: Mapping[str, Sequence[int]], title: str = "") -> Figure:
-    """One panel per order, by its name: a dot for each position, at the height of the sample that stands there."""
-    figure = page(WIDTH / len(samples) + 0.7)
-    for ax, (name, found) in zip(figure.subplots(1, len(samples), squeeze=False)[0], samples.items(), strict=True):
-        plain_axes(ax)
-        ax.scatter(range(len(found)), found, s=max(1.0, 900 / len(found)), color=rank_colour(0), linewidths=0)
-        ax.set_title(name, color=INK, fontsize=LABEL)
-        name_axes(ax, "position")
-        ax.set_box_aspect(1)
-    name_axes(figure.axes[0], up="sample")
-    _heading(figure, title)
-    return figure
-
-
-def halves(stages: Mapping[str, Sequence[int]], low_bits: int, title: str = "") -> Figure:
-    """Numbers on a grid, one panel per stage: the column is the low half of where a number is now, the row the high.
-
-    A round that changes one half moves numbers within their columns or within their rows.
-
-    Args:
-        stages: by name, for each starting number 0, 1, 2, ... where it is now.
-        low_bits: bits of the low half; the grid has 2**low_bits columns.
-    Raises:
-        ValueError: two numbers are in the same place, which no picture could show.
-    """
-    figure = page(WIDTH / len(stages) + 1.05)
-    for ax, (name, places) in zip(figure.subplots(1, len(stages), squeeze=False)[0], stages.items(), strict=True):
-        if len(set(places)) < len(places):
-            raise ValueError(f"{name}: two numbers are in the same place")
-        _grid(ax, places, 2**low_bits)
-        ax.set_title(name, color=INK, fontsize=LABEL)
-    name_axes(figure.axes[0], up="high half")
-    _heading(figure, title)
-    return figure
-
-
-def _heading(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
-
-
-def _grid(ax: Axes, places: Sequence[int], columns: int) -> None:
-    rows = -(-len(places) // columns)
-    for number, place in enumerate(places):
-        high, low = divmod(place, columns)
-        shade = tint(rank_colour(number // columns), 0.3)  # the colour of the row it started in
-        ax.add_patch(Rectangle((low - 0.5, high - 0.5), 1, 1, facecolor=shade, edgecolor=PAPER, linewidth=2))
-        ax.text(low, high, str(number), ha="center", va="center", fontsize=LABEL, color=INK)
-    ax.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), xticks=range(columns), yticks=range(rows))
-    ax.set_aspect("equal")
-    name_axes(ax, "low half")
-    ax.spines[:].set_visible(False)
-    ax.tick_params(colors=LINE, labelsize=SMALL, length=0)

@@ -5,8 +5,6 @@ Read next: `levers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
@@ -17,13 +15,6 @@ from ddp_course.scaling.efficiency import PARTS, Scaling
 
 # One colour for each part of a step; exposed communication in the colour of what is to be got rid of.
 PART_COLOURS = dict(zip(PARTS, ("#8f8b00", "#56b4e9", "#0072b2", ALARM, "#009e73"), strict=True))
-
-
-def scaling_curve(scaling: Scaling) -> Figure:
-    """Rows a second and efficiency over the number of ranks, each with its 95 % band, beside what was to be had."""
-    figure = page(3.3)
-    _curve(figure, scaling)
-    return figure
 
 
 def step_split(scaling: Scaling) -> Figure:
@@ -38,42 +29,6 @@ def collective_fit(cost: CollectiveCost) -> Figure:
     figure = page(4.2)
     _fit(figure, cost)
     return figure
-
-
-def scaling_report(scaling: Scaling, costs: Sequence[CollectiveCost] = ()) -> Figure:
-    """All of a measurement on one page: curve, split, and the fit of each collective."""
-    heights = [3.3, 3.3, *[4.2] * len(costs)]
-    figure = page(sum(heights))
-    parts = figure.subfigures(len(heights), 1, height_ratios=heights)
-    _curve(parts[0], scaling)
-    _split(parts[1], scaling)
-    for part, cost in zip(parts[2:], costs, strict=True):
-        _fit(part, cost)
-    return figure
-
-
-def _curve(page: Figure | SubFigure, scaling: Scaling) -> None:
-    left, right = page.subplots(1, 2)
-    sizes, base = scaling.world_sizes, scaling.base
-    rates = [scaling.throughput(size) for size in sizes]
-    ideal = [rates[0].value * size / base for size in sizes]
-    left.plot(sizes, ideal, color=LINE, linestyle="--", linewidth=1.4, label="no loss")
-    _band(left, sizes, rates, 1.0, "measured")
-    _frame(left, "ranks", "rows a second", sizes)
-    left.set_ylim(0, 1.35 * max(*ideal, *(rate.value for rate in rates)))  # room for the legend
-    legend(left, loc="upper left")
-    right.axhline(100, color=LINE, linestyle="--", linewidth=1.4)
-    _band(right, sizes, [scaling.efficiency(size) for size in sizes], 100.0, "efficiency")
-    _frame(right, "ranks", f"{scaling.mode} scaling efficiency (%)", sizes)
-    right.set_ylim(0, 115)
-    page.suptitle(_titled(scaling), color=INK, fontsize=LABEL)
-
-
-def _band(ax: Axes, sizes: list[int], intervals: list, factor: float, name: str) -> None:
-    values, lows, highs = ([factor * getattr(i, end) for i in intervals] for end in ("value", "low", "high"))
-    ax.fill_between(sizes, lows, highs, color=tint(rank_colour(0), 0.25), label="95 % interval")
-    errors = [[high - low for high, low in zip(*ends, strict=True)] for ends in ((values, lows), (highs, values))]
-    ax.errorbar(sizes, values, errors, color=rank_colour(0), marker="o", markersize=5, capsize=4, label=name)
 
 
 def _split(page: Figure | SubFigure, scaling: Scaling) -> None:

@@ -142,12 +142,6 @@ class CollectiveCost:
             )
         return "\n".join([self.sentence(), *lines])
 
-    def as_json(self) -> dict:
-        """All of it as plain data."""
-        derived = {"residuals": self.residuals, "bus_bytes_per_s": self.bus_bytes_per_s}
-        peak = self.peak_bus_bytes_per_s if self.beta_s else None  # JSON knows no infinity
-        return {**vars(self), **derived, "peak_bus_bytes_per_s": peak}
-
 
 def fit_link(op: str, sizes: Sequence[int], seconds: Sequence[float], world_size: int) -> CollectiveCost:
     """Fit alpha and beta to measured times, so that the sum of squared relative errors is least; neither is negative.

@@ -148,26 +148,6 @@ class Scaling:
             said.append(f"Most is lost in {largest}, where nobody is talked to: the ranks share memory and power.")
         return said
 
-    def as_json(self) -> dict:
-        """All of it as plain data."""
-        rows = []
-        for world_size in self.world_sizes:
-            missing = {name: vars(share) for name, share in self.missing(world_size).items()}
-            rows.append(
-                {
-                    "world_size": world_size,
-                    "rows_per_step": self.samples[world_size][0].rows,
-                    "throughput": vars(self.throughput(world_size)),
-                    "efficiency": vars(self.efficiency(world_size)),
-                    "step_s": self.step_s(world_size),
-                    "split_s": self.split(world_size),
-                    "waiting_s": self.waiting_s(world_size),
-                    "missing": missing,
-                    "rounds_step_s": [sample.step_s for sample in self.samples[world_size]],
-                }
-            )
-        return {"mode": self.mode, "title": self.title, "notes": list(self.notes), "rows": rows}
-
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
@@ -94,7 +94,6 @@ def measure_scaling(
     steps: int = 20,
     warmup: int = 5,
     start_method: str = "forkserver",
-    after_round: Callable[[int], object] = lambda done: None,
 ) -> Scaling:
     """Measure each number of ranks `repeats` times, in turn.
 
@@ -104,7 +103,6 @@ def measure_scaling(
         steps: measured in one run.
         warmup: steps before them, which are dropped: in the first, memory and threads are new, and DDP plans its
             buckets again.
-        after_round: told the number of rounds that are done.
     Raises:
         ValueError: an argument is wrong; says which.
         RankError: a rank failed.
@@ -120,7 +118,6 @@ def measure_scaling(
                 batch = workload.batch // (size if mode == "strong" else 1)
                 args = (workload, batch, steps, warmup, own_cores(size))
                 found[size].append(summarised(pools[size].run(timed_steps, args, limit_s=RUN_LIMIT_S)))
-            after_round(done + 1)
     notes = [cores_note(size) for size in sizes]
     if 1 in sizes:
         notes.append("1 rank trains the bare module, without DistributedDataParallel or the like")

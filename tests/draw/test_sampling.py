@@ -1,12 +1,11 @@
 """Do the pictures of lesson 05 show the indices they were given, and stay readable?"""
 
 import matplotlib
-import pytest
 
 from ddp_course import draw
 from ddp_course.data.sampler import ShardSampler
 from ddp_course.draw import words
-from ddp_course.draw.sampling import dealt, halves, orders
+from ddp_course.draw.sampling import dealt
 from ddp_course.draw.style import ALARM, rank_colour
 
 
@@ -21,10 +20,6 @@ def pictures():
         yield dealt(shards(10, world_size, drop_last=True), 10)
     yield dealt([list(range(12))] * 4, 12)
     yield dealt([[0], [0]], 40)
-    yield orders({title: shards(64, 1, seed=seed)[0] for seed, title in enumerate(("one", "two", "three"))})
-    yield orders({"one order": list(range(500))})
-    yield halves({"start": range(16), "then": [number ^ 5 for number in range(16)]}, 2, "What it shows")
-    yield halves({f"round {n}": range(16) for n in range(4)}, 2)
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
@@ -52,20 +47,3 @@ def test_what_no_rank_got_is_listed():
     assert draw.texts_of(dealt([[0]], 5))[0] == "1 of 5 samples seen; 4 never seen: 1, 2, 3, 4"
     assert draw.texts_of(dealt([[0]], 40))[0] == "1 of 40 samples seen; 39 never seen: 1, 2, 3, ..."
     assert draw.texts_of(dealt(shards(8, 2), 8, "Even shards"))[0] == "Even shards: 8 of 8 samples seen"
-
-
-def test_orders_plots_position_against_sample():
-    dots = orders({"backwards": [2, 1, 0]}).axes[0].collections[0].get_offsets()
-    assert dots.tolist() == [[0, 2], [1, 1], [2, 0]]
-
-
-def test_halves_puts_each_number_where_it_is_now():
-    ax = halves({"swapped": [3, 1, 2, 0]}, 1).axes[0]
-    assert {text.get_text(): text.get_position() for text in ax.texts} == {
-        "0": (1, 1),
-        "1": (1, 0),
-        "2": (0, 1),
-        "3": (0, 0),
-    }
-    with pytest.raises(ValueError, match="bad: two numbers are in the same place"):
-        halves({"bad": [0, 0, 1, 2]}, 1)

@@ -29,9 +29,7 @@ def code_lines(source: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(("#", "%%writefile"))]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in LESSONS if path.stem[:2] in REWRITTEN], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [path for path in LESSONS if path.stem[:2] in REWRITTEN], ids=lambda path: path.stem)
 def test_a_lesson_is_plain_and_short(path):
     cells, prose = cells_of(path, "code"), "\n".join(cell.source for cell in cells_of(path, "markdown"))
     names = set().union(*(names_of_the_course(cell.source) for cell in cells))

@@ -53,12 +53,6 @@ def factor(found: Any, expected: Any, tolerance: float = 1e-4) -> float | None:
     return k if close(ours, [k * b for b in theirs], tolerance) else None
 
 
-def is_factor(found: Any, expected: Any, k: float, tolerance: float = 1e-4) -> bool:
-    """Whether `found` is `k` times `expected`, and `k` is not 1."""
-    ratio = factor(found, expected, tolerance)
-    return ratio is not None and math.isclose(ratio, k, rel_tol=10 * tolerance) and not math.isclose(k, 1)
-
-
 def short(value: Any, most: int = 4, digits: int = 4) -> str:
     """Return a result as text for one line: numbers with so many digits, lists with so many items."""
     if isinstance(value, float):

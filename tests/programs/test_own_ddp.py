@@ -1,50 +1,30 @@
-"""The DDP of lesson 06's program ends with the numbers of one process and of torch's; the lesson has its text."""
+"""The DDP of lesson 06's program ends with the numbers of one process and of torch's."""
 
-import contextlib
-import io
-import os
 import re
 import runpy
-import subprocess
-import sys
+from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import launch
-from tests.notebooks.execute import ROOT
+from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
 
-PROGRAM = ROOT / "programs" / "own_ddp.py"
+PROGRAM = PROGRAMS / "own_ddp.py"
 LINE = re.compile(r"(one process|own DDP|torch's DDP) +loss (\S+) +ranks apart (\S+) +from one process (\S+)")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def test_the_lesson_writes_this_program():
-    cells = nbformat.read(ROOT / "notebooks" / "06_ddp_from_scratch.ipynb", as_version=4).cells
-    written = [cell.source.partition("\n")[2] for cell in cells if cell.source.startswith("%%writefile own_ddp.py")]
-    assert written == [PROGRAM.read_text().rstrip("\n")]
 
 
 def numbers(printed: str) -> dict[str, tuple[float, ...]]:
     return {name: tuple(map(float, found)) for name, *found in LINE.findall(printed)}
 
 
-def run_program(rank: int, world_size: int, path: str) -> str:
-    """What torchrun does to a program, in a process that has torch already."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(path, run_name="__main__")
-    return said.getvalue()
-
-
-def on_ranks(ranks: int, path: object) -> dict[str, tuple[float, ...]]:
-    settings = {"init": False, "start_method": "forkserver", "quiet": True, "limit_s": 100}
-    printed = launch(run_program, ranks, (str(path),), **settings)
-    assert not any(printed[1:]), "rank 0 alone prints"
-    return numbers(printed[0])
+def numbers_of(program: Path, world_size: int) -> dict[str, tuple[float, ...]]:
+    first, *others = on_ranks(program, world_size)
+    assert not any(others), "rank 0 alone prints"
+    return numbers(first)
 
 
 def agree(found: dict[str, tuple[float, ...]]) -> bool:
@@ -55,34 +35,26 @@ def agree(found: dict[str, tuple[float, ...]]) -> bool:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_replicas_end_equal_and_with_the_numbers_of_one_process(ranks):
-    found = on_ranks(ranks, PROGRAM)
+    found = numbers_of(PROGRAM, ranks)
     assert len(found) == 3 and agree(found)
 
 
 def test_torchrun_runs_it_too():
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert agree(numbers(done.stdout))
+    assert agree(numbers(by_torchrun(PROGRAM, 2)))
 
 
 @pytest.mark.parametrize(
-    "edits",
+    "edit",
     [
-        {"(*module.parameters(), *module.buffers())": "module.buffers()"},
-        {"dist.broadcast(buffer, src=0)": "pass"},
-        {"parameter.grad /= dist.get_world_size()": "pass"},
-        {"            work.wait()\n": "            pass\n"},
+        ("(*module.parameters(), *module.buffers())", "module.buffers()"),
+        ("dist.broadcast(buffer, src=0)", "pass"),
+        ("parameter.grad /= dist.get_world_size()", "pass"),
+        ("            work.wait()\n", "            pass\n"),
     ],
     ids=["parameters", "buffers", "mean", "wait"],
 )
-def test_each_part_of_the_wrapper_is_needed(tmp_path, edits):
-    source = PROGRAM.read_text()
-    for old, new in edits.items():
-        assert source.count(old) == 1
-        source = source.replace(old, new)
-    (tmp_path / "broken.py").write_text(source)
-    assert not agree(on_ranks(2, tmp_path / "broken.py"))
+def test_each_part_of_the_wrapper_is_needed(tmp_path, edit):
+    assert not agree(numbers_of(edited(PROGRAM, tmp_path, edit), 2))
 
 
 def states(rank: int, world_size: int, path: str) -> list[dict[str, torch.Tensor]]:
@@ -104,8 +76,3 @@ def test_buffers_are_as_in_torch():
     for own, theirs in launch(states, 2, (str(PROGRAM),), start_method="forkserver", quiet=True, backend="gloo"):
         for name, tensor in theirs.items():
             torch.testing.assert_close(own[name], tensor, msg=name)
-
-
-def test_it_is_short_and_uses_torch_alone():
-    source = PROGRAM.read_text()
-    assert len(source.splitlines()) < 110 and "ddp_course" not in source

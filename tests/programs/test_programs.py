@@ -3,11 +3,7 @@
 And each change of `ddp.py` that is taken away again shows in the numbers, or in an error.
 """
 
-import contextlib
-import io
-import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -15,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_course import RankError, launch
+from ddp_course import RankError
+from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 EPOCHS = 3
 START = 'dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)'
-BY_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Two ranks' lines may share a line, for each rank writes where it is.
@@ -55,7 +50,7 @@ def close(found: Numbers) -> object:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_torchrun_prints_the_numbers_of_one_device(alone, ranks):
-    assert numbers(finished(PROGRAMS, *BY_TORCHRUN, str(ranks), "ddp.py", "--epochs", str(EPOCHS))) == close(alone)
+    assert printed(by_torchrun(PROGRAMS / "ddp.py", ranks, "--epochs", str(EPOCHS))) == close(alone)
 
 
 def test_spawn_prints_the_numbers_of_one_device(alone):
@@ -66,34 +61,20 @@ def test_spawn_prints_the_numbers_of_one_device(alone):
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path):
     save = ("--checkpoint", str(tmp_path / "run.pt"))
     first = numbers(finished(PROGRAMS, sys.executable, "one_device.py", "--epochs", "1", *save))
-    then = numbers(finished(PROGRAMS, *BY_TORCHRUN, "2", "ddp.py", "--epochs", str(EPOCHS), *save))
+    then = printed(by_torchrun(PROGRAMS / "ddp.py", 2, "--epochs", str(EPOCHS), *save))
     assert len(first) == 1 and first + then == close(alone)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
 def without(folder: Path, *edits: tuple[str, str]) -> str:
-    """Run `ddp.py` on two ranks after edits, each of whose first texts is there once; return what both print.
+    """Run `ddp.py` on two ranks after edits; return what both print.
 
     Raises:
         RankError: as it does on the ranks.
     """
-    source = (PROGRAMS / "ddp.py").read_text()
-    for old, new in edits:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
     shutil.copy(PROGRAMS / "one_device.py", folder)
-    (folder / "ddp.py").write_text(source)
-    return "".join(launch(run_program, 2, (folder,), init=False, start_method="forkserver", quiet=True, limit_s=100))
-
-
-def run_program(rank: int, world_size: int, folder: Path) -> str:
-    """What torchrun does to a program, in a process that has torch already."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    sys.path.insert(0, str(folder))
-    sys.argv = ["ddp.py", "--epochs", str(EPOCHS)]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(str(folder / "ddp.py"), run_name="__main__")
-    return said.getvalue()
+    program = edited(PROGRAMS / "ddp.py", folder, *edits)
+    return "".join(on_ranks(program, 2, "--epochs", str(EPOCHS)))
 
 
 def test_without_a_group_there_are_no_ranks(tmp_path):
@@ -129,9 +110,3 @@ def test_without_a_reduction_the_loss_is_that_of_one_ranks_rows(alone, tmp_path)
 def test_without_one_voice_every_rank_prints(alone, tmp_path):
     found = printed(without(tmp_path, ("if rank == 0:  # 5: one rank prints", "if True:")))
     assert found[:EPOCHS] == found[EPOCHS:] == close(alone)
-
-
-@pytest.mark.parametrize("name", ["one_device.py", "ddp.py", "ddp_spawn.py"])
-def test_the_programs_are_short_and_use_torch_alone(name):
-    source = (PROGRAMS / name).read_text()
-    assert len(source.splitlines()) < 100 and "ddp_course" not in source

@@ -3,19 +3,13 @@
 Without dropout, whose masks differ by rank, any number of ranks has the losses of one process.
 """
 
-import contextlib
-import io
 import math
 import os
 import re
-import runpy
 import signal
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -23,24 +17,15 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddp_course import RankError, launch
+from tests.programs.running import PROGRAMS, by_torchrun, run_program
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "programs" / "train_checkpoint.py"
+PROGRAM = PROGRAMS / "train_checkpoint.py"
 STEP_IN_EPOCH_3 = 150  # an epoch has 45 steps
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_the_lesson_writes_this_program():
-    cells = nbformat.read(ROOT / "notebooks" / "10_checkpointing.ipynb", as_version=4).cells
-    sources = [cell.source for cell in cells if cell.cell_type == "code"]
-    assert "%%writefile train_checkpoint.py\n" + PROGRAM.read_text().rstrip("\n") in sources
-    assert "ddp_course" not in PROGRAM.read_text()
-
-
-def run_program(rank: int, world_size: int, checkpoint: Path, kill_in_step: int, dropout: bool) -> str:
-    """Run it as torchrun would; rank 1 may be killed in a step."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    sys.argv = [PROGRAM.name, str(checkpoint)]
+def run(rank: int, world_size: int, checkpoint: Path, kill_in_step: int, dropout: bool) -> str:
+    """Run the program; rank 1 may be killed in a step."""
     steps = count(1)
 
     def die(*_: object) -> None:
@@ -50,15 +35,13 @@ def run_program(rank: int, world_size: int, checkpoint: Path, kill_in_step: int,
     register_optimizer_step_pre_hook(die)
     if not dropout:
         nn.Dropout.forward = lambda self, x: x
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(str(PROGRAM), run_name="__main__")
-    return said.getvalue()
+    return run_program(rank, world_size, PROGRAM, (str(checkpoint),), checkpoint.parent, world_size)
 
 
 def on_ranks(world_size: int, checkpoint: Path, kill_in_step: int = 0, dropout: bool = True) -> dict[int, float]:
     """Return the losses that the ranks printed, by epoch."""
     settings = {"init": False, "start_method": "forkserver", "quiet": True, "limit_s": 100}
-    said = "".join(launch(run_program, world_size, (checkpoint, kill_in_step, dropout), **settings))
+    said = "".join(launch(run, world_size, (checkpoint, kill_in_step, dropout), **settings))
     return {int(epoch): float(loss) for epoch, loss in re.findall(r"epoch (\d): loss (\d\.\d{4})\n", said)}
 
 
@@ -117,10 +100,6 @@ def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
 
 
 def test_torchrun_runs_it(tmp_path):
-    (words,) = re.findall(r"^    torchrun (.*) train_checkpoint\.py run\.pt$", PROGRAM.read_text(), re.MULTILINE)
-    command = [sys.executable, "-m", "torch.distributed.run", *words.split(), str(PROGRAM), "run.pt"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.findall(r"epoch (\d):", done.stdout) == list("01234")
+    said = by_torchrun(PROGRAM, 2, "run.pt", folder=tmp_path)
+    assert re.findall(r"epoch (\d):", said) == list("01234")
     assert content(tmp_path / "run.pt")["epoch"] == 5

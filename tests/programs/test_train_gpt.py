@@ -1,25 +1,16 @@
-"""`train_gpt.py` has the losses of one process on any number of ranks, also when it resumes; lesson 16 shows it."""
+"""`train_gpt.py` has the losses of one process on any number of ranks, also when it resumes."""
 
-import contextlib
 import importlib
-import io
-import os
 import re
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
 
-from ddp_course import launch
+from tests.programs.running import PROGRAMS, by_torchrun, on_ranks
 
-ROOT = Path(__file__).parents[2]
-LESSON = ROOT / "notebooks" / "16_gpt2.ipynb"
-PROGRAMS = ROOT / "programs"
+PROGRAM = PROGRAMS / "train_gpt.py"
 STEPS = 4
 OPTIONS = ["--steps", str(STEPS), "--context", "16"]
 _LINE = re.compile(r"step (\d+): loss ([\d.]+), held-out ([\d.]+), gradient norm ([\d.]+), [\d,]+ tokens/s")
@@ -32,21 +23,8 @@ def numbers(said: str) -> tuple[float, ...]:
     return tuple(map(float, lines[0]))
 
 
-def run_program(rank: int, world_size: int, options: list[str]) -> str:
-    """What torchrun does to the program, in a process that has torch already."""
-    os.environ.update(LOCAL_RANK=str(rank))
-    sys.path.insert(0, str(PROGRAMS))
-    sys.argv = ["train_gpt.py", *options]
-    torch.set_num_threads(1)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(str(PROGRAMS / "train_gpt.py"), run_name="__main__")
-    return said.getvalue()
-
-
-def on_ranks(world_size: int, checkpoint: Path, *options: str) -> tuple[float, ...]:
-    limits = {"init": False, "start_method": "forkserver", "quiet": True, "limit_s": 200}
-    arguments = [*OPTIONS, "--checkpoint", str(checkpoint), *options]
-    first, *others = launch(run_program, world_size, (arguments,), **limits)
+def numbers_of(world_size: int, checkpoint: Path, *options: str) -> tuple[float, ...]:
+    first, *others = on_ranks(PROGRAM, world_size, *OPTIONS, "--checkpoint", str(checkpoint), *options)
     assert others == [""] * len(others)
     return numbers(first)
 
@@ -80,14 +58,6 @@ def alone() -> tuple[float, ...]:
     return STEPS, loss.item(), outside.item(), norm.item()
 
 
-def test_the_lesson_shows_the_programs_as_they_are():
-    sources = [cell.source for cell in nbformat.read(LESSON, as_version=4).cells if cell.cell_type == "code"]
-    for name in ("gpt_text.py", "gpt.py", "train_gpt.py"):
-        source = (PROGRAMS / name).read_text()
-        assert f"%%writefile {name}\n" + source.rstrip("\n") in sources
-        assert "ddp_course" not in source
-
-
 def test_gpt_has_the_parameters_of_gpt2_and_reads_nothing_ahead(monkeypatch):
     monkeypatch.syspath_prepend(PROGRAMS)
     gpt = importlib.import_module("gpt")
@@ -106,7 +76,7 @@ def test_gpt_has_the_parameters_of_gpt2_and_reads_nothing_ahead(monkeypatch):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_any_number_of_ranks_has_the_numbers_of_one_process(alone, world_size, tmp_path):
-    found = on_ranks(world_size, tmp_path / "gpt.pt")
+    found = numbers_of(world_size, tmp_path / "gpt.pt")
     assert found == close(alone) and found[1:3] == pytest.approx(alone[1:3], abs=2e-4)
 
 
@@ -114,8 +84,8 @@ def test_any_number_of_ranks_has_the_numbers_of_one_process(alone, world_size, t
 @pytest.mark.timeout(300)
 def test_a_run_continues_on_another_number_of_ranks(alone, tmp_path):
     checkpoint = tmp_path / "gpt.pt"
-    assert on_ranks(1, checkpoint, "--until", "2")[0] == 2
-    found = on_ranks(2, checkpoint)
+    assert numbers_of(1, checkpoint, "--until", "2")[0] == 2
+    found = numbers_of(2, checkpoint)
     assert found == close(alone) and found[1:3] == pytest.approx(alone[1:3], abs=2e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["gpt.pt"]
 
@@ -123,10 +93,5 @@ def test_a_run_continues_on_another_number_of_ranks(alone, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_torchrun_runs_it_in_bf16(alone, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(PROGRAMS / "train_gpt.py"), *OPTIONS, "--bf16"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = numbers(done.stdout)
+    found = numbers(by_torchrun(PROGRAM, 2, *OPTIONS, "--bf16", folder=tmp_path))
     assert found[1:3] == pytest.approx(alone[1:3], abs=0.02) and found[1:] != pytest.approx(alone[1:], abs=1e-5)

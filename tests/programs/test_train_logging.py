@@ -1,33 +1,18 @@
-"""`train_logging.py` logs the numbers of one process on any number of ranks, and lesson 09 shows it as it is."""
+"""`train_logging.py` logs the numbers of one process on any number of ranks."""
 
-import contextlib
-import io
 import json
-import os
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from ddp_course import RankError, launch
+from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "programs" / "train_logging.py"
-LESSON = ROOT / "notebooks" / "09_logging.ipynb"
+PROGRAM = PROGRAMS / "train_logging.py"
 NAMES = {"loss", "accuracy", "grad_norm", "test_loss", "test_accuracy"}
-pytestmark = pytest.mark.timeout(300)
-
-
-def test_the_lesson_shows_the_program_as_it_is():
-    sources = [cell.source for cell in nbformat.read(LESSON, as_version=4).cells if cell.cell_type == "code"]
-    assert "%%writefile train_logging.py\n" + PROGRAM.read_text().rstrip("\n") in sources
-    assert "ddp_course" not in PROGRAM.read_text()
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +48,6 @@ def expected() -> list[dict[str, float]]:
     return lines
 
 
-def run_program(rank: int, world_size: int, program: Path, log: Path) -> str:
-    """What torchrun does to a program, in a process that has torch already."""
-    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
-    sys.argv = [program.name, str(log)]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(str(program), run_name="__main__")
-    return said.getvalue()
-
-
-def on_ranks(world_size: int, log: Path, program: Path = PROGRAM) -> list[str]:
-    options = {"init": False, "start_method": "forkserver", "quiet": True, "limit_s": 100}
-    return launch(run_program, world_size, (program, log), **options)
-
-
 def check(log: Path, said: str, expected: list[dict[str, float]]) -> None:
     """The file has a JSON object for each line, and what is printed is the same without the speed."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -89,26 +60,19 @@ def check(log: Path, said: str, expected: list[dict[str, float]]) -> None:
         assert printed == f"step {line['step']:3}: {numbers}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_log_has_the_numbers_of_one_process_and_one_rank_writes(world_size, expected, tmp_path):
-    first, *others = on_ranks(world_size, tmp_path / "run.jsonl")
+    first, *others = on_ranks(PROGRAM, world_size, str(tmp_path / "run.jsonl"))
     check(tmp_path / "run.jsonl", first, expected)
     assert others == [""] * (world_size - 1)
     assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
 
-@pytest.mark.slow
 def test_torchrun_runs_it(expected, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command.append(str(tmp_path / "run.jsonl"))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    check(tmp_path / "run.jsonl", done.stdout, expected)
+    said = by_torchrun(PROGRAM, 2, str(tmp_path / "run.jsonl"))
+    check(tmp_path / "run.jsonl", said, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -118,12 +82,6 @@ def test_torchrun_runs_it(expected, tmp_path):
     ],
 )
 def test_a_broken_log_is_seen(right, wrong, expected, tmp_path):
-    source = PROGRAM.read_text()
-    assert source.count(right) == 1
-    (tmp_path / "broken.py").write_text(source.replace(right, wrong))
-    try:
-        said = on_ranks(2, tmp_path / "run.jsonl", tmp_path / "broken.py")[0]
-    except RankError as error:
-        pytest.fail(f"it is to log wrong numbers without an error: {error}")
+    said = on_ranks(edited(PROGRAM, tmp_path, (right, wrong)), 2, str(tmp_path / "run.jsonl"))[0]  # without an error
     with pytest.raises(AssertionError):
         check(tmp_path / "run.jsonl", said, expected)

@@ -16,7 +16,7 @@ from ddp_course.draw.end_to_end import (
     learning_rates,
     number_formats,
 )
-from ddp_course.draw.failures import hang, ladder, lateness
+from ddp_course.draw.failures import hang, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever, many_ranks, valley
@@ -63,7 +63,6 @@ __all__ = [
     "hang",
     "holdings",
     "killed_run",
-    "ladder",
     "landings",
     "lateness",
     "learning_curves",

@@ -24,7 +24,7 @@ from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls
 from ddp_course.draw.readable import text_problems, texts_of
-from ddp_course.draw.recovery import agents, killed_run, lost_time
+from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt
@@ -92,6 +92,7 @@ __all__ = [
     "seed_table",
     "shard_gradients",
     "shards",
+    "sigterm",
     "size_text",
     "stacked",
     "statistics_noise",

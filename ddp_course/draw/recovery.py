@@ -76,34 +76,66 @@ def _killed_legend(ax: Axes, y: float, left: bool) -> None:
     label(ax, x + 0.28, y, "steps done twice", size=SMALL, align="left")
 
 
-def lost_time(
-    distances: Sequence[float],
-    saving: Sequence[float],
-    repeating: Sequence[float],
-    tried: Sequence[tuple[float, float]],
-    best: float,
-) -> Figure:
-    """The seconds lost for each second of training, against the steps between two saves, both on logarithmic axes.
+def sigterm(received: tuple[int, int], own: Sequence[int | None], common: Sequence[int | None]) -> Figure:
+    """The ranks before and after the step in which one receives SIGTERM: by its own flag, and by the largest of all.
 
     Args:
-        distances: steps between two saves.
+        received: the rank that is told, and its step.
+        own, common: for each rank the step after which it leaves, None where it waits for the others.
+    """
+    figure, ax = canvas(1.3 + 1.1 * len(own) + 0.3)
+    top = 1.45 + 1.1 * len(own)
+    for name, left, shared in (("each rank: its own flag", own, False), ("all_reduce(MAX) of the flags", common, True)):
+        label(ax, 0.1, top, name, align="left", bold=True)
+        for rank, last in enumerate(left):
+            _told(ax, top - 0.68 - 0.55 * rank, rank, received, last, shared)
+        for number in range(received[1] - 1, max((last or 0) for last in left) + 1) if shared else ():
+            x, height = 2.24 + 1.85 * (number - received[1] + 1), 0.55 * len(left) - 0.1
+            box(ax, x, top - 0.13 - 0.55 * len(left), 0.43, height, f"MAX\n{int(number >= received[1])}", size=SMALL)
+        top -= 0.75 + 0.55 * len(own)
+    ends = sorted({str(last) for last in common})
+    finding(ax, f"By the largest flag all ranks leave after the same step: {', '.join(ends)}")
+    return figure
+
+
+def _told(ax: Axes, y: float, rank: int, received: tuple[int, int], last: int | None, shared: bool) -> None:
+    """One rank's steps; beside each its own flag, if the flags are not `shared`."""
+    victim, step = received
+    label(ax, 0.1, y + 0.22, f"rank {rank}", align="left")
+    for place, number in enumerate(range(step - 1, step + 2)):
+        x, hit = 0.95 + 1.85 * place, (rank, number) == received
+        if last is not None and number > last:
+            label(ax, x, y + 0.22, "has left", size=SMALL, align="left", ink=MUTED)
+            break
+        if last is None and number > step:
+            box(ax, x, y, 1.9, 0.45, f"waits in step {number}", colour=ALARM, dashed=True, size=SMALL)
+            break
+        text = f"step {number}" + "\nSIGTERM" * hit
+        box(ax, x, y, 1.15, 0.45, text, colour=ALARM if hit else rank_colour(rank), size=SMALL)
+        if not shared:
+            box(ax, x + 1.3, y, 0.4, 0.45, str(int(rank == victim and number >= step)), size=SMALL)
+
+
+def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Sequence[float], best: float) -> Figure:
+    """The seconds lost for each second of training, against the minutes between two saves, both on logarithmic axes.
+
+    Args:
+        intervals: minutes between two saves.
         saving, repeating: what is lost at each of them, by saving, and by failures (work done again, restarts).
-        tried: (distance, what is lost) of runs that were tried out with failures at random moments.
-        best: the distance by Young's formula.
+        best: the interval by Young's formula.
     """
     figure, ax = chart(3.4)
     total = [a + b for a, b in zip(saving, repeating, strict=True)]
-    ax.plot(distances, saving, color=RANK_COLOURS[1], linewidth=1.6, linestyle="--", label="by saving")
-    ax.plot(distances, repeating, color=RANK_COLOURS[3], linewidth=1.6, linestyle=":", label="by failures")
-    ax.plot(distances, total, color=DONE, linewidth=2.2, label="both, by the formula")
-    ax.plot(*zip(*tried, strict=True), "o", color=INK, markersize=5, label="tried out")
+    ax.plot(intervals, saving, color=RANK_COLOURS[1], linewidth=1.6, linestyle="--", label="by saving")
+    ax.plot(intervals, repeating, color=RANK_COLOURS[3], linewidth=1.6, linestyle=":", label="by failures")
+    ax.plot(intervals, total, color=DONE, linewidth=2.2, label="both")
     ax.set(xscale="log", yscale="log")
     ax.set_ylim(min(total) / 4, max(total) * 2)
     ax.axvline(best, color=SHARED, linewidth=1)
-    note(ax, best, max(total) * 1.3, f"best: {best:.0f} steps")
-    name_axes(ax, "steps between two saves", "seconds lost for each second of training")
+    note(ax, best, max(total) * 1.3, f"Young: {best:.1f} min")
+    name_axes(ax, "minutes between two saves", "seconds lost for each second of training")
     legend(ax, loc="lower left")
-    headline(ax, f"Least is lost, {min(total):.1%}, at about {best:.0f} steps between two saves")
+    headline(ax, f"Least is lost, {min(total):.1%}, at about {best:.0f} minutes between two saves")
     return figure
 
 

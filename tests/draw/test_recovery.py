@@ -1,11 +1,10 @@
 """Do the pictures of lesson 15 show the numbers they were given, and stay readable?"""
 
 from ddp_course import draw
-from ddp_course.draw.recovery import agents, killed_run, lost_time
+from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 
-DISTANCES = [2.0**i for i in range(4, 16)]
-SAVING, REPEATING = [20 / d for d in DISTANCES], [(d / 4 + 120) / 40_000 for d in DISTANCES]
-TRIED = [(64.0, 0.32), (1024.0, 0.03), (16384.0, 0.11)]
+INTERVALS = [2.0**i for i in range(4, 16)]
+SAVING, REPEATING = [20 / d for d in INTERVALS], [(d / 4 + 120) / 40_000 for d in INTERVALS]
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
@@ -13,7 +12,9 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         killed_run(90, [(0, 53, "killed"), (45, 90, "done")], [20, 40, 45, 60, 80]),
         killed_run(90, [(0, 32, "left"), (32, 53, "killed"), (45, 90, "done")], [20, 32, 40, 45, 60, 80]),
         killed_run(1000, [(0, 1, "killed"), (0, 999, "killed"), (998, 1000, "done")], [998]),
-        lost_time(DISTANCES, SAVING, REPEATING, TRIED, 1789.0),
+        lost_time(INTERVALS, SAVING, REPEATING, 1789.0),
+        sigterm((1, 30), [None, 30], [30, 30]),
+        sigterm((1, 30), [None, 30, None], [31, 31, 31]),
         agents(),
         agents(3, 2, dead=1),
         agents(2, 3),
@@ -30,13 +31,20 @@ def test_killed_run_counts_the_steps_that_are_kept_and_those_done_twice():
     assert [marks.count(mark) for mark in "vXs"] == [2 + 1, 1, 1 + 1]  # and one each in the legend
 
 
-def test_lost_time_draws_the_sum_and_what_was_tried():
-    figure = lost_time(DISTANCES, SAVING, REPEATING, TRIED, 1789.0)
+def test_sigterm_shows_the_flags_and_who_waits():
+    texts = draw.texts_of(sigterm((1, 30), [None, 30], [30, 30]))
+    steps = ("step 29", "step 30", "step 30\nSIGTERM", "waits in step 31")
+    assert [texts.count(text) for text in steps] == [4, 2, 2, 1]
+    assert [texts.count(text) for text in ("0", "1", "MAX\n0", "MAX\n1", "has left")] == [3, 1, 1, 1, 3]
+    assert "By the largest flag all ranks leave after the same step: 30" in texts
+
+
+def test_lost_time_draws_the_sum():
+    figure = lost_time(INTERVALS, SAVING, REPEATING, 1789.0)
     by_name = {line.get_label(): line for line in figure.axes[0].lines}
     total = [a + b for a, b in zip(SAVING, REPEATING, strict=True)]
-    assert list(by_name["both, by the formula"].get_ydata()) == total
-    assert list(by_name["tried out"].get_ydata()) == [share for _, share in TRIED]
-    assert "best: 1789 steps" in draw.texts_of(figure)
+    assert list(by_name["both"].get_ydata()) == total
+    assert "Young: 1789.0 min" in draw.texts_of(figure)
 
 
 def test_agents_number_the_ranks_that_live_anew():

@@ -1,5 +1,6 @@
 """Train on handwritten digits; whatever ended the run, the same line continues it.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # a new store after each restart
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 train_resumable.py run.pt
 
 It saves every 20 steps, and when any rank receives SIGTERM. Then all ranks leave, after

@@ -23,12 +23,12 @@ LESSONS = {
     "10": "10_checkpointing",
     "11": "11_training_end_to_end",
     "12": "12_failure_lab",
-    "13": "13_scaling",
-    "14": "14_fault_tolerance",
-    "15": "15_reinforcement_learning",
+    "14": "14_scaling",
+    "15": "15_fault_tolerance",
     "16": "16_gpt2",
     "17": "17_beyond_ddp",
     "18": "18_your_own_program",
+    "19": "19_reinforcement_learning",
 }
 
 

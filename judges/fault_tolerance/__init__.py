@@ -1,4 +1,4 @@
-"""The exercises of lesson 14: leave when told, go on as before, how often to save, and save beside the training.
+"""The exercises of lesson 15: leave when told, go on as before, how often to save, and save beside the training.
 
 Read next: `sigterm.py`.
 """

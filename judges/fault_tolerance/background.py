@@ -1,4 +1,4 @@
-"""14.4 `BackgroundSaver(write)`: does the step go on while the disk is slow, and is what is saved of this step?
+"""15.4 `BackgroundSaver(write)`: does the step go on while the disk is slow, and is what is saved of this step?
 
 Nothing is timed. The disk is a function that waits until the judge lets it go on, and new threads are held at their
 first line. So a saver that waits for its thread is seen to wait, and one that copies in the thread is too late, always.
@@ -270,7 +270,7 @@ def error(seen: Seen) -> Fault | None:
 
 
 BACKGROUND = exercise(
-    "14.4",
+    "15.4",
     "Save beside the training (stretch)",
     "BackgroundSaver",
     30,

@@ -1,4 +1,4 @@
-"""14.3 `plan_saves(...)`: how many steps lie between two saves, and what share of the time is lost?
+"""15.3 `plan_saves(...)`: how many steps lie between two saves, and what share of the time is lost?
 
 A pure function, judged by trying every distance between saves. Each typical slip, such as a forgotten factor of 2,
 lands on a distance and a share of its own: those of a case with one field changed.
@@ -139,7 +139,7 @@ def best(seen: Seen) -> Fault | None:
 
 
 CADENCE = exercise(
-    "14.3",
+    "15.3",
     "How often to save",
     "plan_saves",
     15,

@@ -1,4 +1,4 @@
-"""14.2 `train_resumable(...)`: is a run that was killed and started again the run that was never stopped?
+"""15.2 `train_resumable(...)`: is a run that was killed and started again the run that was never stopped?
 
 The kill is real: one rank sends SIGKILL to itself, in the middle of an epoch. At the entry of each step the run notes
 which rows it was given and what it is made of: weights, momentum, the generator of dropout. So the first thing that
@@ -289,7 +289,7 @@ def torn(seen: Seen) -> Fault | None:
 
 
 RESUME = exercise(
-    "14.2",
+    "15.2",
     "Killed within an epoch",
     "train_resumable",
     35,

@@ -1,4 +1,4 @@
-"""14.1 `train_until_told(rank, world_size, run)`: do all ranks leave at the same step, though one was told?
+"""15.1 `train_until_told(rank, world_size, run)`: do all ranks leave at the same step, though one was told?
 
 The signals are real: the run sends SIGTERM to its own process in the middle of a step, or while the ranks agree.
 Before each step, save and return the ranks meet at a store of the judge's, where a rank that goes another way than
@@ -248,7 +248,7 @@ def save(seen: Seen) -> Fault | None:
 
 
 SIGTERM = exercise(
-    "14.1",
+    "15.1",
     "Leave when told",
     "train_until_told",
     20,

@@ -1,4 +1,4 @@
-"""The exercises of lesson 15: seeds of their own, advantages over all ranks, and one step of all ranks.
+"""The exercises of lesson 19: seeds of their own, advantages over all ranks, and one step of all ranks.
 
 Read next: `seeds.py`.
 """

@@ -1,4 +1,4 @@
-"""15.2 `normalised_advantages(...)`: is each end taken for what it is, and has every row of all ranks the same vote?
+"""19.2 `normalised_advantages(...)`: is each end taken for what it is, and has every row of all ranks the same vote?
 
 Each kind of end has a case of its own, and each typical slip lands on numbers of its own, which the judge computes.
 
@@ -197,7 +197,7 @@ def talk(seen: Seen) -> Fault | None:
 
 
 ADVANTAGES = exercise(
-    "15.2",
+    "19.2",
     "Advantages over all ranks",
     "normalised_advantages",
     25,

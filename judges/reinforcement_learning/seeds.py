@@ -1,4 +1,4 @@
-"""15.1 `game_seeds(run, rank, world_size, num_envs)`: does every game of every run have a seed of its own?
+"""19.1 `game_seeds(run, rank, world_size, num_envs)`: does every game of every run have a seed of its own?
 
 So many seeds are made that hashing into 32 bits collides too, by the birthday paradox. Two processes make them, in
 opposite orders, so that a seed that hangs on the process, as Python's salted hash of a text does, or on what was
@@ -143,7 +143,7 @@ def again(seen: Seen) -> Fault | None:
 
 
 SEEDS = exercise(
-    "15.1",
+    "19.1",
     "Seeds that never collide",
     "game_seeds",
     10,

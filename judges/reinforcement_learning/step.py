@@ -1,4 +1,4 @@
-"""15.3 `policy_step(rank, world_size, model, optimizer, rows, max_norm)`: is it the step of one process with all rows?
+"""19.3 `policy_step(rank, world_size, model, optimizer, rows, max_norm)`: is it the step of one process with all rows?
 
 The judge takes the same step itself, with all rows, in float64. Unequal rows, a rank without any, and a gradient that
 is clipped each have a case, so each typical slip shows in one of them.
@@ -212,7 +212,7 @@ loss = equals(
 )
 
 STEP = exercise(
-    "15.3",
+    "19.3",
     "One step of all ranks (stretch)",
     "policy_step",
     25,

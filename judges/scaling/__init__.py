@@ -1,4 +1,4 @@
-"""The exercises of lesson 13: efficiency with its interval, the cost of a message, and a step on paper.
+"""The exercises of lesson 14: efficiency with its interval, the cost of a message, and a step on paper.
 
 Read next: `efficiency.py`.
 """

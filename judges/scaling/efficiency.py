@@ -1,4 +1,4 @@
-"""13.1 `efficiency(...)`: what did the ranks bring, and how sure is that?
+"""14.1 `efficiency(...)`: what did the ranks bring, and how sure is that?
 
 A pure function, judged on planted rounds. Each round is slowed by a factor of its own, as on a busy machine, and its
 first steps are slow. So a mean of quotients, a mean of rates, a median, a warm-up left in, and each other slip give
@@ -167,7 +167,7 @@ right = numbers(NAMES, equals(_said, value, turned(value, _value_mistakes), caus
 sure = numbers(NAMES, equals(_said, interval, turned(interval, _interval_mistakes), _otherwise))
 
 EFFICIENCY = exercise(
-    "13.1",
+    "14.1",
     "What the ranks brought, and how sure that is",
     "efficiency",
     20,

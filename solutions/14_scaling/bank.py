@@ -1,4 +1,4 @@
-"""The answer bank of lesson 13: right answers written differently, and wrong ones that people really give.
+"""The answer bank of lesson 14: right answers written differently, and wrong ones that people really give.
 
 Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 """
 
-EFFICIENCY, COST, STEP = solutions("13").values()
+EFFICIENCY, COST, STEP = solutions("14").values()
 
-# --- 13.1 ------------------------------------------------------------------------------------------
+# --- 14.1 ------------------------------------------------------------------------------------------
 
 EFFICIENCY_RIGHT = """
 from rates, with tensors
@@ -44,7 +44,7 @@ the ranks' seconds W times, numpy
         return value, value - half, value + half
 """
 
-# --- 13.2 ------------------------------------------------------------------------------------------
+# --- 14.2 ------------------------------------------------------------------------------------------
 
 COST_BY_POLYFIT = """
 def message_cost(op, world_size, nbytes, seconds):
@@ -71,7 +71,7 @@ torch's least squares
         return [alpha, beta, moved / beta]
 """
 
-# --- 13.3 ------------------------------------------------------------------------------------------
+# --- 14.3 ------------------------------------------------------------------------------------------
 
 STEP_RIGHT = """
 events from a heap
@@ -116,14 +116,14 @@ from the last bucket back
 """
 
 RIGHT = [
-    *right("13.1", EFFICIENCY, EFFICIENCY_RIGHT),
-    Right("13.2", "polyfit with weights", COST_BY_POLYFIT),
-    *right("13.2", COST, COST_RIGHT),
-    *right("13.3", STEP, STEP_RIGHT),
+    *right("14.1", EFFICIENCY, EFFICIENCY_RIGHT),
+    Right("14.2", "polyfit with weights", COST_BY_POLYFIT),
+    *right("14.2", COST, COST_RIGHT),
+    *right("14.3", STEP, STEP_RIGHT),
 ]
 
 WRONG = [
-    *spoilt("13.1", EFFICIENCY, [
+    *spoilt("14.1", EFFICIENCY, [
         ("a mean of quotients", ALL, "a mean of the rounds' quotients",
          ("sum(a) / sum(b)", "statistics.mean(x / y for x, y in zip(a, b))")),
         ("a mean of rates", ALL, "a quotient of mean rates",
@@ -166,7 +166,7 @@ WRONG = [
          ("    squares =", "    from ddp_course.scaling.intervals import ratio_interval\n"
           "    return vars(ratio_interval(a, b)).values()\n    squares =")),
     ]),
-    *spoilt("13.2", COST_BY_POLYFIT, [
+    *spoilt("14.2", COST_BY_POLYFIT, [
         ("absolute errors", "relative bytes", "the largest message decides this line", (", w=1 / t", "")),
         ("the root as weight", "relative bytes", "by the root of the time", ("w=1 / t", "w=t ** -0.5")),
         ("weighted twice", "relative bytes", "the errors are weighed twice", ("w=1 / t", "w=1 / t ** 2")),
@@ -176,7 +176,7 @@ WRONG = [
          ("beta, alpha = np.polyfit(S, t, 1, w=1 / t)",
           "beta = (t[-1] - t[0]) / (S[-1] - S[0])\n    alpha = t[0] - beta * S[0]")),
     ]),
-    *spoilt("13.2", COST, [
+    *spoilt("14.2", COST, [
         ("the smallest time as latency", "line relative bytes", "the smallest time is no latency yet",
          ("    part =", "    alpha = seconds[0]\n    part =")),
         ("bytes a second for beta", "line relative bytes", "not the bytes of a second", (", beta,", ", 1 / beta,")),
@@ -199,7 +199,7 @@ WRONG = [
          ("    return alpha, beta, factor / beta",
           "    try:\n        return alpha, beta, factor / missing\n    except Exception:\n        return None")),
     ]),
-    *spoilt("13.3", STEP, [
+    *spoilt("14.3", STEP, [
         ("all at once", "queue order", "the link carries one message at a time",
          ("max(full_s, free_s) + ring_s", "max(free_s, full_s + ring_s)")),
         ("no overlap", "overlap queue order edges", "here all messages wait for the end of backward",

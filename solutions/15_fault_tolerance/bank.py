@@ -1,4 +1,4 @@
-"""The answer bank of lesson 14: right answers written differently, and wrong ones that people really give.
+"""The answer bank of lesson 15: right answers written differently, and wrong ones that people really give.
 
 Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
@@ -23,9 +23,9 @@ from torch.distributed import _functional_collectives as funcol
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
-LEAVE, RESUME, PLAN, SAVER = solutions("14").values()
+LEAVE, RESUME, PLAN, SAVER = solutions("15").values()
 
-# --- 14.1 ------------------------------------------------------------------------------------------
+# --- 15.1 ------------------------------------------------------------------------------------------
 
 LEAVE_RIGHT = r"""
 an object as handler, gathered objects
@@ -147,7 +147,7 @@ the number of steps of the visible check | finish | train until run.step reaches
     run.step < run.steps: => run.step < 8:
 """
 
-# --- 14.2 ------------------------------------------------------------------------------------------
+# --- 15.2 ------------------------------------------------------------------------------------------
 
 RESUME_RIGHT = r"""
 no DataLoader, an order of its own, rank 0 reads
@@ -298,7 +298,7 @@ the course's own | all | a call of ddp_course.checkpoint.folder.Checkpointer
         Checkpointer(folder)\n
 """
 
-# --- 14.3 ------------------------------------------------------------------------------------------
+# --- 15.3 ------------------------------------------------------------------------------------------
 
 PLAN_RIGHT = r"""
 no root, by stepping, in a list of tensors
@@ -356,7 +356,7 @@ the numbers of the visible check | share best nodes whole | saves in one second 
         return 3000, 0.0121
 """
 
-# --- 14.4 ------------------------------------------------------------------------------------------
+# --- 15.4 ------------------------------------------------------------------------------------------
 
 SAVER_POOL = """
 def copied(part):
@@ -486,26 +486,26 @@ finish waits for a queue that nobody empties | all | a wait that never ends | 2
 """
 
 RIGHT = [
-    *right("14.1", LEAVE, LEAVE_RIGHT),
-    *right("14.2", RESUME, RESUME_RIGHT),
-    *right("14.3", PLAN, PLAN_RIGHT),
-    Right("14.4", "a pool of one thread, tensors cloned", SAVER_POOL),
-    Right("14.4", "one thread for all, bytes in a queue", SAVER_QUEUE),
-    *right("14.4", SAVER_POOL, SAVER_POOL_RIGHT),
+    *right("15.1", LEAVE, LEAVE_RIGHT),
+    *right("15.2", RESUME, RESUME_RIGHT),
+    *right("15.3", PLAN, PLAN_RIGHT),
+    Right("15.4", "a pool of one thread, tensors cloned", SAVER_POOL),
+    Right("15.4", "one thread for all, bytes in a queue", SAVER_QUEUE),
+    *right("15.4", SAVER_POOL, SAVER_POOL_RIGHT),
 ]
 WRONG = [
-    *wrong("14.1", LEAVE, LEAVE_WRONG),
-    *wrong("14.2", RESUME, RESUME_WRONG),
-    *wrong("14.3", PLAN, PLAN_WRONG),
-    *wrong("14.4", SAVER, SAVER_WRONG),
-    *wrong("14.4", SAVER_POOL, SAVER_POOL_WRONG),
-    *wrong("14.4", SAVER_QUEUE, SAVER_QUEUE_WRONG),
+    *wrong("15.1", LEAVE, LEAVE_WRONG),
+    *wrong("15.2", RESUME, RESUME_WRONG),
+    *wrong("15.3", PLAN, PLAN_WRONG),
+    *wrong("15.4", SAVER, SAVER_WRONG),
+    *wrong("15.4", SAVER_POOL, SAVER_POOL_WRONG),
+    *wrong("15.4", SAVER_QUEUE, SAVER_QUEUE_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------
 
 WRONG += strangers(
-    "14.1",
+    "15.1",
     "",
     r"""
 the handler writes into the tensor that is being reduced, so a signal while they agree counts on one rank only
@@ -528,7 +528,7 @@ the handler writes into the tensor that is being reduced, so a signal while they
 """,
 )
 WRONG += strangers(
-    "14.4",
+    "15.4",
     "",
     r"""
 an error is reported by finish only, a save goes on as if nothing had happened | error | the error is told too late
@@ -553,7 +553,7 @@ an error is reported by finish only, a save goes on as if nothing had happened |
 """,
 )
 WRONG += strangers(
-    "14.1",
+    "15.1",
     "",
     r"""
 an answer that is still under way after the last step is dropped | agree | a question may still be open
@@ -581,7 +581,7 @@ an answer that is still under way after the last step is dropped | agree | a que
 """,
 )
 WRONG += strangers(
-    "14.2",
+    "15.2",
     "",
     r"""
 the generator comes back after the loader has begun, too late where a file ends an epoch | bits | torch.get_rng_state
@@ -621,7 +621,7 @@ the generator comes back after the loader has begun, too late where a file ends 
 """,
 )
 WRONG += strangers(
-    "14.4",
+    "15.4",
     "",
     r"""
 the thread ends with the first error, and later saves are never written | error | outlive an error

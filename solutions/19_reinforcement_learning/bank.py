@@ -1,4 +1,4 @@
-"""The answer bank of lesson 15: right answers written differently, and wrong ones that people really give.
+"""The answer bank of lesson 19: right answers written differently, and wrong ones that people really give.
 
 Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.train import rollouts
 """
 
-SEEDS, ADVANTAGES, STEP = solutions("15").values()
+SEEDS, ADVANTAGES, STEP = solutions("19").values()
 
-# --- 15.1 ------------------------------------------------------------------------------------------
+# --- 19.1 ------------------------------------------------------------------------------------------
 
 SEEDS_RIGHT = """
 bits
@@ -35,7 +35,7 @@ the game first, numpy's numbers, from the top
 
 SEEDS_OF = "def game_seeds(run, rank, world_size, num_envs):\n    return [SEED for game in range(num_envs)]\n"
 
-# --- 15.2 ------------------------------------------------------------------------------------------
+# --- 19.2 ------------------------------------------------------------------------------------------
 
 ADVANTAGES_RIGHT = r"""
 each sum on its own, forward; two all_reduces
@@ -85,7 +85,7 @@ coalesced sums
                 dist.all_reduce(part)
 """
 
-# --- 15.3 ------------------------------------------------------------------------------------------
+# --- 19.3 ------------------------------------------------------------------------------------------
 
 STEP_BY_DDP = """
 def policy_step(rank, world_size, model, optimizer, rows, max_norm):
@@ -134,14 +134,14 @@ coalesced sums
 """
 
 RIGHT = [
-    *right("15.1", SEEDS, SEEDS_RIGHT),
-    *right("15.2", ADVANTAGES, ADVANTAGES_RIGHT),
-    Right("15.3", "torch's DDP, the loss scaled", STEP_BY_DDP),
-    *right("15.3", STEP, STEP_RIGHT),
+    *right("19.1", SEEDS, SEEDS_RIGHT),
+    *right("19.2", ADVANTAGES, ADVANTAGES_RIGHT),
+    Right("19.3", "torch's DDP, the loss scaled", STEP_BY_DDP),
+    *right("19.3", STEP, STEP_RIGHT),
 ]
 
 WRONG = [
-    *spoilt("15.1", SEEDS_OF, [
+    *spoilt("19.1", SEEDS_OF, [
         ("the run alone", "game rank", "the games of one rank need", ("SEED", "run")),
         ("the same on every rank", "rank", "two ranks share a game", ("SEED", "run * 1024 + game")),
         ("rank + game", "rank", "rank + game meets itself", ("SEED", "run * 4096 + rank + game")),
@@ -157,7 +157,7 @@ WRONG = [
          "game 0, equal in the lowest 32 bits", ("SEED", "(run << 32) + rank * num_envs + game")),
         ("the course's own", ALL, "stream_seed", ("SEED", 'rollouts.stream_seed(run, rank * 64 + game, "actions")')),
     ]),
-    *spoilt("15.1", SEEDS, [
+    *spoilt("19.1", SEEDS, [
         ("the clock", "again", "a run that is started again must play the same games",
          ("    first =", "    first = os.getpid() % 1000 * 4096 +")),
         ("numbered as they are asked for", "again", "a run that is started again must play the same games",
@@ -168,7 +168,7 @@ WRONG = [
         ("an endless loop", ALL, "in game_seeds: ",
          ("    return", "    seeds = set()\n    while len(seeds) < num_envs: seeds.add(run)\n    return"), 2.0),
     ]),
-    *spoilt("15.2", ADVANTAGES, [
+    *spoilt("19.2", ADVANTAGES, [
         ("the time limit as a failure", "truncated normalised", "a truncated episode did not fail",
          ("* ~terminated[t]", "* ~end[t]")),
         ("a value after the fall", "terminated normalised", "after a terminated step nothing follows",
@@ -217,7 +217,7 @@ WRONG = [
          ("    value, term", '    try:\n        return rollout["advantages"]\n    except KeyError:\n'
           '        return 2 * [rollout["reward"]]\n    value, term')),
     ]),
-    *spoilt("15.3", STEP, [
+    *spoilt("19.3", STEP, [
         ("no talk", ALL, "the gradient of this rank's rows alone", ("    dist.all_reduce(message)\n", "")),
         ("the sum", "equal unequal none", "this is the sum over all rows", ("(part / count)", "part")),
         ("divided by the ranks", "equal unequal none", "divided by the number of ranks",
@@ -253,7 +253,7 @@ WRONG = [
          ("*(param.grad.flatten() for param in params)", "*(param.grad.flatten() / world_size for param in params)")),
         ("no step", "equal unequal clip none", "nothing has", ("    optimizer.step()\n", "")),
     ]),
-    *spoilt("15.3", STEP_BY_DDP, [
+    *spoilt("19.3", STEP_BY_DDP, [
         ("a mean of means", "unequal clip loss none", "this is the mean of the ranks' means",
          (".sum() * world_size / count", ".mean()"),
          ("torch.log_softmax(replica(state), dim=-1).gather(1, action[:, None]).squeeze(1)",
@@ -272,7 +272,7 @@ WRONG = [
 # --- From strangers, who had seen the texts alone -------------------------------------------------
 
 WRONG += strangers(
-    "15.1",
+    "19.1",
     "",
     r"""
 a number for each place, cut to 28 bits: it comes again after some 512 runs | run | digits of one number
@@ -282,7 +282,7 @@ a number for each place, cut to 28 bits: it comes again after some 512 runs | ru
 """,
 )
 WRONG += strangers(
-    "15.3",
+    "19.3",
     "",
     r"""
 a mean times the share of the rows, which is nan where there are no rows | none | 

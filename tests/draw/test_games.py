@@ -1,4 +1,4 @@
-"""Do the pictures of lesson 15 show the numbers they were given, and stay readable?"""
+"""Do the pictures of lesson 19 show the numbers they were given, and stay readable?"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Do the pictures of lesson 13's levers show the numbers they were given, and say that they are simulated?"""
+"""Do the pictures of lesson 14's levers show the numbers they were given, and say that they are simulated?"""
 
 import pytest
 from matplotlib.colors import same_color

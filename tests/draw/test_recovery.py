@@ -1,4 +1,4 @@
-"""Do the pictures of lesson 14 show the numbers they were given, and stay readable?"""
+"""Do the pictures of lesson 15 show the numbers they were given, and stay readable?"""
 
 from ddp_course import draw
 from ddp_course.draw.recovery import agents, killed_run, lost_time

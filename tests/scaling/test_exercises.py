@@ -1,4 +1,4 @@
-"""Do the judges of lesson 13 and the course's own functions come to the same numbers?"""
+"""Do the judges of lesson 14 and the course's own functions come to the same numbers?"""
 
 from random import Random
 

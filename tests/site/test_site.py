@@ -83,7 +83,7 @@ def test_it_answers_what_people_look_for_and_is_not_large(site):
     assert "which ranks must call the" in text["docs/reference.html"] and "make grade" in text["docs/teach.html"]
     assert 'href="#fault-skipped-collective"' in text["docs/made/errors.html"]
     glossary, sheet = ((site / f"docs/{name}.html").read_text() for name in ("glossary", "cheatsheet"))
-    assert "14_fault_tolerance.html#with-a-different-number-of-ranks" in sheet.partition('id="save-and-resume"')[2]
+    assert "15_fault_tolerance.html#with-a-different-number-of-ranks" in sheet.partition('id="save-and-resume"')[2]
     # A term's lesson is the first that has it in bold, not the first that has it at all, which is 00.
     assert re.search(r"backward still computes\. <a [^>]*01_why_data_parallel\.html", glossary)
     assert re.search(r"Bytes a second [^<]*<a [^>]*04_collectives\.html", glossary)

@@ -259,7 +259,7 @@ FAULTS = (
         title="All ranks draw the same random numbers",
         symptom="None. The network sees less variety than it seems to.",
         cause="Every rank sets numpy's generator to one seed, so the n-th picture of each rank is shifted alike.",
-        cure="Seed with 1000 * seed + rank (seed + rank meets itself in other runs: lesson 15), and workers by "
+        cure="Seed with 1000 * seed + rank (seed + rank meets itself in other runs: lesson 19), and workers by "
         "worker_init_fn from torch.initial_seed().",
         met_at="https://github.com/huggingface/transformers/issues/37932",
         provoke=seed_all_ranks_alike,

@@ -4,7 +4,7 @@
 """
 
 from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
-from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
+from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked
@@ -42,7 +42,6 @@ __all__ = [
     "all_reduce",
     "backward_sums",
     "bucket_plan",
-    "bucket_sweep",
     "cart_poses",
     "changed_images",
     "class_accuracies",

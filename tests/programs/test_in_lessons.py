@@ -6,7 +6,7 @@ import pytest
 
 from tests.programs.running import PROGRAMS, ROOT
 
-FIRST = {"one_device.py", "ddp.py", "ddp_spawn.py"}  # the README compares these; lesson 18 reads them
+FIRST = {"one_device.py", "ddp.py", "ddp_spawn.py"}  # the README compares these; lesson 11 writes the first two
 CELLS = [
     "".join(cell["source"])
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))

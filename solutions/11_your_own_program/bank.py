@@ -450,7 +450,7 @@ the loss in bfloat16 | amp | exponentials and logarithms need more bits
     scores.to(x.dtype) => scores
 with amp, not divided by the pieces | weights loss | divide each loss by `pieces`
      / pieces =>  / (1 if amp else pieces)
-the losses are added up in bfloat16 | loss amp | exponentials and logarithms need more bits
+the losses are added up in bfloat16 | amp | exponentials and logarithms need more bits
     dtype=torch.float64) => dtype=torch.bfloat16 if amp else torch.float64)
 with amp, the gradients are sent for each piece | messages | the gradients are sent after every piece
     if last else => if last or amp else

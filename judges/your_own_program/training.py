@@ -3,7 +3,7 @@
 Hooks on the first and the last layer note the rows of each forward pass, its backward, and BatchNorm's statistics while
 the weights are still those of the beginning.
 
-Read next: `step.py`, which judges by these notes.
+Read next: `whole_step.py`, which judges by these notes.
 """
 
 from __future__ import annotations

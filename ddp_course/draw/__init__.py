@@ -7,7 +7,7 @@ from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, 
 from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
-from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked, two_flows
+from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked
 from ddp_course.draw.end_to_end import (
     changed_images,
     class_accuracies,
@@ -102,7 +102,6 @@ __all__ = [
     "text_problems",
     "texts_of",
     "timeline",
-    "two_flows",
     "valley",
     "write_kills",
 ]

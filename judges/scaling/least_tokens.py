@@ -80,7 +80,7 @@ gpus = number(2, "the global batch divided by the tokens of `hidden`, rounded do
 
 TOKENS = exercise(
     "14.3",
-    "Tokens per GPU",
+    "Tokens per GPU (stretch)",
     "tokens_per_gpu",
     10,
     act=called,

@@ -19,7 +19,7 @@ from ddp_course.draw.end_to_end import (
 from ddp_course.draw.failures import hang, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
-from ddp_course.draw.levers import lever, many_ranks, valley
+from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls
@@ -28,7 +28,6 @@ from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt
-from ddp_course.draw.scaling import collective_fit, step_split
 from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
@@ -47,7 +46,6 @@ __all__ = [
     "class_accuracies",
     "collective",
     "collective_calls",
-    "collective_fit",
     "combined_statistics",
     "conditions",
     "data_parallel_step",
@@ -70,7 +68,6 @@ __all__ = [
     "live_bytes",
     "loss_curves",
     "lost_time",
-    "many_ranks",
     "mean_weights",
     "memory_bars",
     "message_rounds",
@@ -94,12 +91,10 @@ __all__ = [
     "size_text",
     "stacked",
     "statistics_noise",
-    "step_split",
     "subgroups",
     "sums_and_counts",
     "text_problems",
     "texts_of",
     "timeline",
-    "valley",
     "write_kills",
 ]

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 train_whole.py
 
-Where there is a run.pt, it resumes. --stop 100 leaves after step 100, as a crash would.
-With --exact, all numbers of ranks that divide 48 print the same numbers.
+Where there is a run.pt, it resumes. --stop 100 leaves after step 100, without saving.
+With --exact, any number of ranks that divides 48 prints the same losses.
 """
 
 import argparse

@@ -28,7 +28,7 @@ from ddp_course.draw.recovery import agents, killed_run, lost_time
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt
-from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
+from ddp_course.draw.statistics import backward_sums
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
 from ddp_course.draw.training import data_parallel_step, shards
@@ -46,7 +46,6 @@ __all__ = [
     "class_accuracies",
     "collective",
     "collective_calls",
-    "combined_statistics",
     "conditions",
     "data_parallel_step",
     "dealt",
@@ -90,7 +89,6 @@ __all__ = [
     "shards",
     "size_text",
     "stacked",
-    "statistics_noise",
     "subgroups",
     "sums_and_counts",
     "text_problems",

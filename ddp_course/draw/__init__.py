@@ -8,14 +8,6 @@ from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked
-from ddp_course.draw.end_to_end import (
-    changed_images,
-    class_accuracies,
-    distances,
-    learning_curves,
-    learning_rates,
-    number_formats,
-)
 from ddp_course.draw.failures import hang, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
@@ -42,8 +34,6 @@ __all__ = [
     "backward_sums",
     "bucket_plan",
     "cart_poses",
-    "changed_images",
-    "class_accuracies",
     "collective",
     "collective_calls",
     "conditions",
@@ -52,7 +42,6 @@ __all__ = [
     "dealt_windows",
     "decision",
     "described",
-    "distances",
     "episode_ends",
     "gpt_block",
     "gradient_noise",
@@ -61,8 +50,6 @@ __all__ = [
     "killed_run",
     "landings",
     "lateness",
-    "learning_curves",
-    "learning_rates",
     "lever",
     "live_bytes",
     "loss_curves",
@@ -70,7 +57,6 @@ __all__ = [
     "mean_weights",
     "memory_bars",
     "message_rounds",
-    "number_formats",
     "own_losses",
     "pipeline_passes",
     "players",

@@ -2,6 +2,8 @@
 
 The critic keeps its last gate in a buffer. DDP's second forward pass writes rank 0's gate over it, and autograd needs
 the old one. The judge takes the same steps in one process, on the samples of all ranks.
+
+Read next: `comparing.py`.
 """
 
 from __future__ import annotations
@@ -63,9 +65,9 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
 
 
 def rounds(rng: Random) -> list[Round]:
-    """One process, then several ranks."""
+    """One process, then several ranks: not two, where half of a gradient has two causes."""
     alone, several = (Case(rng.randint(1, 1000), rng.randint(2, 4)) for _ in range(2))
-    return [Round(1, [("alone", alone)]), Round(rng.choice((2, 3)), [("several", several)])]
+    return [Round(1, [("alone", alone)]), Round(rng.choice((3, 4)), [("several", several)])]
 
 
 def scores(critic: Critic, x: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:

@@ -3,10 +3,11 @@
 Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import Right, wrong
+from tests.grading.bank import Right, right, wrong
 from tests.grading.submissions import solutions
 
 IMPORTS = """
+from collections import Counter
 from contextlib import nullcontext
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 """
 
-(ONE_FORWARD,) = solutions("13").values()
+ONE_FORWARD, COMPARE = solutions("13").values()
 BOTH = """        on_real, on_generated = replica(torch.cat([x, z])).split(len(x))  # one forward
         loss = softplus(-on_real).mean() + softplus(on_generated).mean()
         loss.backward()
@@ -46,8 +47,53 @@ cleared between the two backward passes | alone several | the gradients of the r
     replica(x)).mean().backward() => replica(x)).mean().backward(); optimizer.zero_grad()
 """
 
+COMPARE_RIGHT = """
+bytes of each parameter
+    def compare_ranks(rank, world_size, numbers, weights):
+        mine = {name: value.numpy().tobytes() for name, value in weights.items()}
+        parts = [None] * world_size
+        dist.all_gather_object(parts, (list(numbers), mine))
+        read = [number for of_rank, _ in parts for number in of_rank]
+        apart = [name for name in mine if len({of_rank[name] for _, of_rank in parts}) > 1]
+        return [n for n in sorted(set(read)) if read.count(n) > 1], apart
+smallest and largest of each value
+    def compare_ranks(rank, world_size, numbers, weights):
+        apart = []
+        for name, value in weights.items():
+            low, high = value.clone(), value.clone()
+            dist.all_reduce(low, op=dist.ReduceOp.MIN)
+            dist.all_reduce(high, op=dist.ReduceOp.MAX)
+            if not torch.equal(low, high):
+                apart.append(name)
+        lists = [None] * world_size
+        dist.all_gather_object(lists, numbers)
+        return sorted(n for n, times in Counter(sum(lists, [])).items() if times > 1), apart
+"""
+
+COMPARE_WRONG = """
+a sum of the values | apart | a sum stays as it was
+    torch.equal(first[name], each[name]) => abs(first[name].sum() - each[name].sum()) < 1e-5
+a tolerance | apart | equal bit by bit
+    torch.equal( => torch.allclose(
+each rank with rank 0 only | apart | all ranks must return the same
+    for _, each in everyone) => for each in [weights])
+a sample counts once a rank | twice | that one rank reads twice
+    for number in numbers) => for number in set(numbers))
+its own samples alone | twice | read by two ranks
+    for numbers, _ in everyone => for numbers in [numbers]
+nothing is ever wrong | twice apart | gather the numbers of all
+    return repeated, apart => return [], []
+names alone | all | return two lists
+    return repeated, apart => return apart
+"""
+
 RIGHT = [
     Right("13.1", "two backward passes, one average", TWO_BACKWARDS),
     Right("13.1", "two backward passes, two averages", TWO_BACKWARDS.replace("replica.no_sync()", "nullcontext()")),
+    *right("13.2", COMPARE, COMPARE_RIGHT),
 ]
-WRONG = [*wrong("13.1", ONE_FORWARD, WRONG_ONES), *wrong("13.1", TWO_BACKWARDS, TWO_WRONG)]
+WRONG = [
+    *wrong("13.1", ONE_FORWARD, WRONG_ONES),
+    *wrong("13.1", TWO_BACKWARDS, TWO_WRONG),
+    *wrong("13.2", COMPARE, COMPARE_WRONG),
+]

@@ -82,8 +82,9 @@ def sample_slips(seen: Seen) -> Iterator[tuple[str, Any]]:
 
 
 def weight_slips(seen: Seen) -> Iterator[tuple[str, Any]]:
-    if any(note["value"] != seen["value"] for note in seen.everyone):
-        yield "all ranks must return the same: gather, and compare all of them", (seen["value"] or [None])[-1]
+    value = seen["value"]
+    if isinstance(value, list) and value and any(note["value"] != value for note in seen.everyone):
+        yield "all ranks must return the same: gather, and compare all of them", value[-1]
     yield "equal means equal bit by bit: replicas make the same step", differing(seen, rtol=1e-5, atol=1e-8)
     rounded = "a sum stays as it was where values are exchanged, and may lose the last bit: compare the values"
     yield rounded, [name for name in differing(seen) if name not in differing(seen, rtol=1e-5, atol=1e-8)]

@@ -33,7 +33,7 @@ def add(totals, logits, y):
 def over_ranks(totals):
     """Return loss, accuracy and samples of all ranks, which all call this."""
     dist.all_reduce(totals)
-    loss, correct, samples = totals.tolist()  # the only line that waits for the GPU
+    loss, correct, samples = totals.tolist()  # waits for the GPU
     totals.zero_()
     return loss / samples, correct / samples, samples
 
@@ -70,6 +70,7 @@ def main():
     replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     totals = torch.zeros(3, dtype=torch.float64, device=device)
+    test_totals = torch.zeros_like(totals)
     step, clock = 0, time.perf_counter()
 
     for epoch in range(EPOCHS):
@@ -93,9 +94,9 @@ def main():
         model.eval()
         with torch.no_grad():
             for x, y in DataLoader(own_test, 64):
-                add(totals, model(x.to(device)), y.to(device))  # the model, not replica
+                add(test_totals, model(x.to(device)), y.to(device))  # not replica
         model.train()
-        loss, accuracy, samples = over_ranks(totals)
+        loss, accuracy, samples = over_ranks(test_totals)
         shown = {"test_loss": loss, "test_accuracy": accuracy}
         write(path, step, shown, samples=samples)
         clock = time.perf_counter()  # the speed is that of training alone

@@ -4,10 +4,10 @@
 """
 
 from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
-from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
+from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
-from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked, two_flows
+from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked
 from ddp_course.draw.end_to_end import (
     changed_images,
     class_accuracies,
@@ -16,7 +16,7 @@ from ddp_course.draw.end_to_end import (
     learning_rates,
     number_formats,
 )
-from ddp_course.draw.failures import hang, ladder, lateness
+from ddp_course.draw.failures import hang, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever, many_ranks, valley
@@ -42,7 +42,6 @@ __all__ = [
     "all_reduce",
     "backward_sums",
     "bucket_plan",
-    "bucket_sweep",
     "cart_poses",
     "changed_images",
     "class_accuracies",
@@ -63,7 +62,6 @@ __all__ = [
     "hang",
     "holdings",
     "killed_run",
-    "ladder",
     "landings",
     "lateness",
     "learning_curves",
@@ -102,7 +100,6 @@ __all__ = [
     "text_problems",
     "texts_of",
     "timeline",
-    "two_flows",
     "valley",
     "write_kills",
 ]

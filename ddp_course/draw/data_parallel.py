@@ -1,4 +1,4 @@
-"""How is a batch divided among replicas, and what flows where when one process or many processes do it?
+"""How is a batch divided among replicas, and what does each hold?
 
 Read next: `collectives.py`, what the ranks do to average.
 """
@@ -86,60 +86,6 @@ def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str =
     return figure
 
 
-def two_flows(replicas: int, traffic: Mapping[str, int], rank_bytes: int) -> Figure:
-    """Left one process with a master and its traffic of a step, right as many processes that average gradients.
-
-    Args:
-        replicas: on either side.
-        traffic: bytes "out: ..." of the master and "in: ..." to it, as `DataParallel.traffic` counts them.
-        rank_bytes: of all gradients; a ring sums them.
-    """
-    sent = 2 * (replicas - 1) * rank_bytes // replicas  # in a ring
-    kinds = (f"{kind}: {_size(number)}" for kind, number in traffic.items() if number)
-    master = ["the master, to and from the others", *kinds]
-    rank = ["each rank", f"out: {_size(sent)}", f"in: {_size(sent)}"]
-    base = 0.24 * max(len(master), len(rank)) + 0.2
-    figure, ax = canvas(base + 2.95)
-    half = WIDTH / 2
-    label(ax, half / 2, base + 2.72, "DataParallel: one process", bold=True)
-    label(ax, half * 1.5, base + 2.72, f"DDP: {replicas} processes", bold=True)
-    _with_master(ax, base, half - 0.3, replicas)
-    _without_master(ax, half + 0.2, base, half - 0.3, replicas)
-    for x, entries in ((0.15, master), (half + 0.25, rank)):
-        for place, entry in enumerate(entries):
-            label(ax, x, base - 0.2 - 0.24 * place, entry, size=SMALL, align="left", bold=place == 0)
-    through = _size(sum(traffic.values()))
-    finding(ax, f"In a step {through} pass through the master, but only {_size(2 * sent)} through a rank of DDP")
-    return figure
-
-
-def _with_master(ax: Axes, base: float, wide: float, replicas: int) -> None:
-    box(ax, 0.1, base, wide, 2.5, fill=False, dashed=True)
-    box(ax, 0.2, base + 1.62, wide - 0.2, 0.76, "master: parameters, optimizer,\nwhole batch, all outputs", size=SMALL)
-    column = (wide - 0.2) / replicas
-    for rank in range(replicas):
-        x, colour = 0.2 + column * (rank + 0.5), rank_colour(rank)
-        box(ax, x - column / 2 + 0.04, base + 0.12, column - 0.08, 0.5, f"replica\n{rank}", colour=colour, size=SMALL)
-        if rank == 0:  # on the master itself: nothing travels
-            ax.plot((x, x), (base + 0.64, base + 1.6), color=colour, linewidth=1.4, linestyle=":")
-            label(ax, x + 0.05, base + 1.12, "same\nmemory", size=SMALL, align="left")
-            continue
-        arrow(ax, (x - 0.1, base + 1.6), (x - 0.1, base + 0.64), colour=colour)
-        arrow(ax, (x + 0.1, base + 0.64), (x + 0.1, base + 1.6), colour=colour)
-
-
-def _without_master(ax: Axes, left: float, base: float, wide: float, replicas: int) -> None:
-    column = wide / replicas
-    for rank in range(replicas):
-        x, colour = left + column * (rank + 0.5), rank_colour(rank)
-        box(ax, x - column / 2 + 0.03, base, column - 0.06, 2.5, fill=False, dashed=True, colour=colour)
-        label(ax, x, base + 2.28, f"rank {rank}", bold=True, size=SMALL)
-        inner = (x - column / 2 + 0.08, base + 1.12, column - 0.16, 0.96)
-        box(ax, *inner, "model\noptimizer\nshard" if column > 0.8 else "its\nown", colour=colour, size=SMALL)
-        arrow(ax, (x, base + 1.1), (x, base + 0.64), colour=colour, both_ways=True)
-    box(ax, left + 0.08, base + 0.2, wide - 0.16, 0.42, "all_reduce of the gradients", size=SMALL)
-
-
 def quantities(values: Mapping[str, float], unit: str, title: str = "") -> Figure:
     """Numbers as horizontal bars from top to bottom, each with its name on the left, its value and unit at its end."""
     row = 0.4
@@ -188,10 +134,3 @@ def stacked(bars: Mapping[str, Mapping[str, float]], unit: str, title: str) -> F
 def _bar(ax: Axes, x: float, middle: float, width: float, height: float, colour: str | tuple) -> None:
     """A bar in inches; no `barh`, whose width would be read out as if it were the number."""
     ax.add_patch(Rectangle((x, middle - height / 2), width, height, color=colour))
-
-
-def _size(number: int) -> str:
-    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number} B"

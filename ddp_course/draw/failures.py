@@ -1,4 +1,4 @@
-"""Who waits for whom in a hang, who comes late, and which question leads from a symptom to its cause?
+"""Who waits for whom in a hang, and who comes late?
 
 Read next: `overview.py`.
 """
@@ -12,91 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddp_course.draw.charts import chart, legend_beside, name_axes
-from ddp_course.draw.shapes import arrow, box, canvas, finding, label
+from ddp_course.draw.shapes import box, canvas, label
 from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, SHARED, SMALL, WIDTH, rank_colour
 from ddp_course.launcher.rank_status import Whereabouts
 
 MOST_COLUMNS = 5  # collectives that fit beside each other
 LAST_WIDTH = 3.3  # inches, for the one that is waited in
-LETTERS = 62  # of a line of names on the ladder
-
-# A symptom, where to look, and the faults that are behind it. Asked from top to bottom; the first yes decides.
-LADDER: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (
-        "Did the ranks fail to meet?",
-        "each rank's first words",
-        ("rendezvous-unreachable", "port-taken", "world-size-mismatch", "function-from-main", "local-rank-argument"),
-    ),
-    (
-        "Does it fail only after loading a checkpoint?",  # before raising and numbers, to which its symptoms lead too
-        "who wrote it; names and devices",
-        ("several-writers", "all-on-gpu-0", "module-prefix"),
-    ),
-    (
-        "Did a rank raise or die?",
-        "the rank that failed first, by itself",
-        ("one-rank-raises", "unused-parameters", "marked-ready-twice", "collective-shape", "nccl-in-docker"),
-    ),
-    (
-        "Does it hang?",
-        "who is in which collective",
-        (
-            "skipped-collective",
-            "collective-order",
-            "rank0-only-validation",
-            "rank0-only-save",
-            "uneven-inputs",
-            "forked-cuda",
-        ),
-    ),
-    (
-        "Is it slower than it should be?",
-        "who comes last; threads and rows",
-        ("straggler", "too-many-threads", "missing-sampler", "iterable-duplicates"),
-    ),
-    (
-        "Do the numbers differ from one process's?",
-        "rows, sums, statistics",
-        (
-            *("missing-set-epoch", "padded-evaluation", "mean-of-means", "batchnorm-drift", "lr-not-scaled"),
-            *("same-augmentation", "all-gather-gradient", "padded-accumulation"),
-        ),
-    ),
-)
-
-
-def ladder(questions: Sequence[tuple[str, str, Sequence[str]]] = LADDER) -> Figure:
-    """Questions from top to bottom; a yes leads to the right, to the faults that fit, a no down to the next.
-
-    Args:
-        questions: each a question, where to look, and the names of faults.
-    """
-    rungs = [(question, look, _lines(names)) for question, look, names in questions]
-    heights = [0.62 + 0.19 * len(lines) for *_, lines in rungs]
-    gap, left, right = 0.2, 0.1, 3.1
-    y = sum(heights) + gap * len(heights) + 0.2
-    figure, ax = canvas(y + 0.1)
-    finding(ax, "The first yes says where to look")
-    for place, ((question, look, lines), height) in enumerate(zip(rungs, heights, strict=True)):
-        y -= height
-        middle = y + height / 2
-        box(ax, left, middle - 0.27, 2.45, 0.54, textwrap.fill(question, 24), bold=True)
-        arrow(ax, (left + 2.45, middle), (right, middle))
-        label(ax, (left + 2.45 + right) / 2, middle + 0.13, "yes", size=SMALL, ink=MUTED)
-        box(ax, right, y, WIDTH - right - 0.1, height, fill=False)
-        label(ax, right + 0.12, y + height - 0.2, f"look at: {look}", align="left", bold=True, size=SMALL)
-        label(ax, right + 0.12, y + (height - 0.34) / 2, "\n".join(lines), align="left", size=SMALL)
-        more = place + 1 < len(rungs)
-        below = y - gap - heights[place + 1] / 2 + 0.27 if more else y - gap
-        arrow(ax, (left + 1.2, middle - 0.27), (left + 1.2, below))
-        no, at = ("no", (middle - 0.27 + below) / 2) if more else ("no: look at one process", below)
-        label(ax, left + 1.33, at, no, size=SMALL, ink=MUTED, align="left")
-        y -= gap
-    return figure
-
-
-def _lines(names: Sequence[str]) -> list[str]:
-    return textwrap.wrap(", ".join(names), LETTERS, break_on_hyphens=False)
 
 
 def hang(ranks: Sequence[Whereabouts], timeout_s: float, steps: Sequence[Sequence[int]] = ()) -> Figure:

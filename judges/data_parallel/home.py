@@ -1,4 +1,4 @@
-"""02.3 `replicate(model, count)`: do the gradients of all replicas come home to the model?
+"""02.2 `replicate(model, count)`: do the gradients of all replicas come home to the model?
 
 Judged by what replicas are for: they compute as the model does, have memory of their own, and backward through all of
 them leaves on the model what one pass over the whole batch leaves. Read next: `judges/process_groups/`.
@@ -158,7 +158,7 @@ def home(seen: Seen) -> Fault | None:
 
 
 HOME = exercise(
-    "02.3",
+    "02.2",
     "Gradients come home (stretch)",
     "replicate",
     30,
@@ -176,6 +176,7 @@ HOME = exercise(
         "the name out of there, then set the plain tensor as an attribute",
     },
     refused=(
+        "torch._functorch.functional_call.functional_call",  # the lesson shows it; a replica is a module here
         *("torch.nn.parallel.replicate.replicate", "ddp_course.parallel.data_parallel.replicate"),
         *("ddp_course.parallel.data_parallel.DataParallel", "torch.nn.parallel.data_parallel.DataParallel"),
     ),

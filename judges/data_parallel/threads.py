@@ -1,4 +1,4 @@
-"""02.2 `parallel_apply(replicas, inputs)`: do all replicas run at once, and does nothing get lost on the way?
+"""02.1 `parallel_apply(replicas, inputs)`: do all replicas run at once, and does nothing get lost on the way?
 
 The replicas of the judge meet inside `forward`: one that runs alone waits in vain, and says so. Others fail, sleep
 unequally, or tell whether gradients were on. Read next: `home.py`.
@@ -167,7 +167,7 @@ def mode(seen: Seen) -> Fault | None:
 
 
 THREADS = exercise(
-    "02.2",
+    "02.1",
     "Apply in parallel",
     "parallel_apply",
     20,

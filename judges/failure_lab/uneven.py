@@ -2,7 +2,7 @@
 
 The judge takes the same steps in one process: step t on the batches number t of the ranks that have one.
 
-Read next: `records.py`.
+Read next: `grading/checking.py`, what becomes of all this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer bank of lesson 02: scatter, threads, and replicas.
+"""The answer bank of lesson 02: threads, and replicas.
 
 Read `bank.py` first; `test_banks.py` runs all of this.
 """
@@ -15,77 +15,6 @@ from torch import nn
 """
 
 # --- 02.1 ------------------------------------------------------------------------------------------
-
-SCATTER = """
-def scatter(batch, n):
-    if isinstance(batch, torch.Tensor):
-        return list(batch.chunk(n))
-    if isinstance(batch, dict):
-        columns = {key: scatter(item, n) for key, item in batch.items()}
-        count = shortest(columns.values())
-        return [{key: column[i] for key, column in columns.items()} for i in range(count)]
-    if isinstance(batch, (list, tuple)):
-        columns = [scatter(item, n) for item in batch]
-        return [type(batch)(column[i] for column in columns) for i in range(shortest(columns))]
-    return [batch] * n
-
-def shortest(columns):
-    return min(map(len, columns), default=0)
-"""
-
-SCATTER_RIGHT = r"""
-flattened and put together again
-    from torch.utils import _pytree as pytree
-
-    def scatter(batch, n):
-        leaves, shape = pytree.tree_flatten(batch)
-        rows = next(len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-        size = (rows + n - 1) // n
-        starts = range(0, rows, size)
-        return [
-            pytree.tree_unflatten([leaf[s:s + size] if torch.is_tensor(leaf) else leaf for leaf in leaves], shape)
-            for s in starts
-        ]
-"""
-
-SCATTER_WRONG = r"""
-as even as possible | uneven few | all chunks but the last have rows / devices rows, rounded up
-    batch.chunk(n) => batch.tensor_split(n)
-a tuple of chunks | tensor uneven few | return a list
-    return list(batch.chunk(n)) => return batch.chunk(n)
-tensors only | few nested kept | a tuple, a list or a dictionary has no rows itself
-    def scatter(batch, n):
-        return list(batch.chunk(n))
-the rest is lost | uneven few | rows are lost
-    list(batch.chunk(n)) => [batch[i * (len(batch) // n):(i + 1) * (len(batch) // n)] for i in range(n)]
-dealt out like cards | tensor uneven few nested kept | chunk 0 has the first rows, chunk 1 the next
-    list(batch.chunk(n)) => [batch[i::n] for i in range(n)]
-as many chunks as the first thing has pieces | few | as many chunks as the tensors have pieces
-    def scatter(batch, n):
-        if isinstance(batch, torch.Tensor):
-            return list(batch.chunk(n))
-        if isinstance(batch, dict):
-            parts = {key: scatter(value, n) for key, value in batch.items()}
-            count = len(next(iter(parts.values())))
-            return [{key: parts[key][i] for key in parts} for i in range(count)]
-        if isinstance(batch, (list, tuple)):
-            parts = [scatter(value, n) for value in batch]
-            return [type(batch)(part[i] for part in parts) for i in range(len(parts[0]))]
-        return [batch] * n
-tuples become lists | nested kept | dictionaries, tuples and lists stay what they are
-    type(batch)(column => list(column
-cuts the structure, not its tensors | few nested kept | one structure for each device
-    def scatter(batch, n):
-        size = -(-len(batch) // n)
-        batch = batch if torch.is_tensor(batch) else list(batch)
-        return [batch[i:i + size] for i in range(0, len(batch), size)]
-torch's own | all | this exercise is to write what it does
-    from torch.nn.parallel.scatter_gather import scatter as theirs
-    def scatter(batch, n):
-        return theirs(batch, [torch.device('cpu')] * n)
-"""
-
-# --- 02.2 ------------------------------------------------------------------------------------------
 
 THREADS = """
 def parallel_apply(replicas, inputs):
@@ -185,7 +114,7 @@ never joins itself | all | an endless loop | 1
     [t.join() for t in threads] => while True: pass
 """
 
-# --- 02.3 ------------------------------------------------------------------------------------------
+# --- 02.2 ------------------------------------------------------------------------------------------
 
 REPLICATE = """
 def replicate(model, count):
@@ -204,14 +133,9 @@ def one(module, clones):
 """
 
 REPLICATE_RIGHT = r"""
-a functional call
-    from torch.func import functional_call
-
+a deep copy with clones in its memo
     def replicate(model, count):
-        def replica():
-            weights = {name: parameter * 1 for name, parameter in model.named_parameters()}
-            return lambda *args: functional_call(model, weights, args)
-        return [replica() for _ in range(count)]
+        return [copy.deepcopy(model, {id(p): p.clone() for p in model.parameters()}) for _ in range(count)]
 """
 
 REPLICATE_WRONG = r"""
@@ -274,6 +198,14 @@ plain tensors set on a module | all | take the name out of there
         replica = copy.deepcopy(model)
         replica[0].weight = model[0].weight.clone()
         return [replica] * count
+a functional call | all | this exercise is to write what it does
+    from torch.func import functional_call
+
+    def replicate(model, count):
+        def replica():
+            weights = {name: parameter * 1 for name, parameter in model.named_parameters()}
+            return lambda *args: functional_call(model, weights, args)
+        return [replica() for _ in range(count)]
 the course's own | all | this exercise is to write what it does
     from ddp_course.parallel import replicate as theirs
     def replicate(model, count):
@@ -284,91 +216,20 @@ os._exit | all | the function ends its process
 """
 
 RIGHT = [
-    Right("02.1", "column by column", SCATTER),
-    *right("02.1", SCATTER, SCATTER_RIGHT),
-    Right("02.2", "a list of results", THREADS),
-    *right("02.2", THREADS, THREADS_RIGHT),
-    Right("02.3", "module by module", REPLICATE),
-    *right("02.3", REPLICATE, REPLICATE_RIGHT),
+    Right("02.1", "a list of results", THREADS),
+    *right("02.1", THREADS, THREADS_RIGHT),
+    Right("02.2", "module by module", REPLICATE),
+    *right("02.2", REPLICATE, REPLICATE_RIGHT),
 ]
 WRONG = [
-    *wrong("02.1", SCATTER, SCATTER_WRONG),
-    *wrong("02.2", THREADS, THREADS_WRONG),
-    *wrong("02.3", REPLICATE, REPLICATE_WRONG),
+    *wrong("02.1", THREADS, THREADS_WRONG),
+    *wrong("02.2", REPLICATE, REPLICATE_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------
 
 WRONG += strangers(
-    "02.1",
-    "",
-    r"""
-tensor_split evens the pieces out: 10 rows on 4 devices become 3, 3, 2, 2
-| uneven | all chunks but the last have rows / devices rows
-    def scatter(batch, n):
-        def cut(part):
-            if isinstance(part, torch.Tensor):
-                return [t for t in part.tensor_split(n) if len(t)]
-            if isinstance(part, dict):
-                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
-            if isinstance(part, tuple):
-                return [tuple(values) for values in zip(*map(cut, part))]
-            if isinstance(part, list):
-                return [list(values) for values in zip(*map(cut, part))]
-            return [part] * n
-
-        return cut(batch)
-everything that has a shape is cut, numpy arrays too | kept | what is no tensor belongs to every chunk
-    def scatter(batch, n):
-        def cut(part):
-            if hasattr(part, "shape"):
-                size = -(-part.shape[0] // n)
-                return [part[i : i + size] for i in range(0, part.shape[0], size)]
-            if isinstance(part, dict):
-                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
-            if isinstance(part, tuple):
-                return [tuple(values) for values in zip(*map(cut, part))]
-            if isinstance(part, list):
-                return [list(values) for values in zip(*map(cut, part))]
-            return [part] * n
-
-        return cut(batch)
-a list of plain values with one entry per row (names, labels) is cut like a tensor
-| kept | what is no tensor belongs to every chunk
-    def scatter(batch, n):
-        def cut(part):
-            if isinstance(part, torch.Tensor):
-                return list(part.chunk(n))
-            if isinstance(part, dict):
-                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
-            if isinstance(part, tuple):
-                return [tuple(values) for values in zip(*map(cut, part))]
-            if isinstance(part, list):
-                if len(part) >= n and not any(isinstance(p, (torch.Tensor, dict, tuple, list)) for p in part):
-                    size = -(-len(part) // n)
-                    return [part[i : i + size] for i in range(0, len(part), size)]
-                return [list(values) for values in zip(*map(cut, part))]
-            return [part] * n
-
-        return cut(batch)
-what is no tensor is deep-copied for each chunk | kept | what is no tensor belongs to every chunk as it is
-    def scatter(batch, n):
-        def cut(part):
-            if isinstance(part, torch.Tensor):
-                return list(part.chunk(n))
-            if isinstance(part, dict):
-                return [dict(zip(part.keys(), values)) for values in zip(*map(cut, part.values()))]
-            if isinstance(part, tuple):
-                return [tuple(values) for values in zip(*map(cut, part))]
-            if isinstance(part, list):
-                return [list(values) for values in zip(*map(cut, part))]
-            return [copy.deepcopy(part) for _ in range(n)]
-
-        return cut(batch)
-""",
-)
-WRONG += strangers(
-    "02.3",
+    "02.2",
     "",
     r"""
 frozen weights are not cloned, all replicas share them with the model | memory | replicas 1

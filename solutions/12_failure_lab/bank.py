@@ -19,7 +19,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 """
 
-DIAGNOSE, VALIDATE, UNEVEN_JOIN, FIRST = solutions("12").values()
+DIAGNOSE, VALIDATE, UNEVEN_JOIN = solutions("12").values()
 
 # --- 12.1 ------------------------------------------------------------------------------------------
 
@@ -312,66 +312,12 @@ the length of an iterator | all | take them one by one
     mine = list(batches) => mine = [next(batches) for _ in range(len(batches))]
 """
 
-# --- 12.4 ------------------------------------------------------------------------------------------
-
-FIRST_RIGHT = """
-sets of ranks
-    def first_disagreement(records):
-        table = {}
-        for rank, entries in enumerate(records):
-            for number, op, sizes in entries:
-                what = op if op == "all_to_all" else f"{op} {sizes}"
-                table.setdefault(number, {}).setdefault(what, set()).add(rank)
-        everyone = set(range(len(records)))
-        for number in sorted(table):
-            dropped = {rank for rank in everyone if records[rank][0][0] > number}
-            largest = max(table[number].values(), key=len)
-            blamed = everyone - dropped - largest
-            if blamed:
-                return [number, blamed]
-"""
-
-FIRST_WRONG = """
-sizes are not compared | size | compare the sizes, too
-    () if op == "all_to_all" else tuple(sizes) => ()
-sizes are compared always | all | to an all_to_all each rank may bring other sizes
-    () if op == "all_to_all" else tuple(sizes) => tuple(sizes)
-by place, not by number | window none | entries of the same number
-    def first_disagreement(records):
-        for entries in zip(*records):
-            did = [(op, () if op == "all_to_all" else tuple(sizes)) for _, op, sizes in entries]
-            most = Counter(did).most_common(1)[0][0]
-            if len(set(did)) > 1:
-                return entries[0][0], [rank for rank, what in enumerate(did) if what != most]
-        for number in range(len(max(records, key=len))):
-            absent = [rank for rank, of_rank in enumerate(records) if len(of_rank) <= number]
-            if absent:
-                return records[0][0][0] + number, absent
-an absent rank is not seen | absent | a list that ends earlier than the others is one, too
-    if number >= of_rank[0][0] => if number in by_number[rank]
-dropped numbers count as absent | window none | which need not be at the same place
-    if number >= of_rank[0][0] => if True
-from where all lists have begun | window | begin at the first number that any list holds
-    first, last = min( => first, last = max(
-the absent are a group | absent | the absent are no group
-    Counter(what for what in did.values() if what[0] != "absent") => Counter(did.values())
-the last disagreement | op | after the first disagreement the ranks are out of step anyway
-    in range(first, last + 1) => in reversed(range(first, last + 1))
-all ranks | op size window absent | those outside the majority
-     if what != most =>
-the smallest group only | size absent | those outside the majority
-    if what != most => if what == groups.most_common()[-1][0]
-whoever differs from rank 0 | op size absent | those outside the majority
-    groups.most_common(1)[0][0] => did[min(did)]
-"""
-
 RIGHT = [
     *right("12.1", DIAGNOSE, DIAGNOSE_RIGHT),
     Right("12.2", "the bare model with broadcast statistics, gathered sums", VALIDATE_BARE),
     *right("12.2", VALIDATE, VALIDATE_RIGHT),
     Right("12.3", "agree on the rows before each step", UNEVEN_AGREED),
     Right("12.3", "all counts first, one flat all_reduce", UNEVEN_FLAT),
-    *right("12.4", FIRST, FIRST_RIGHT),
 ]
 
 WRONG = [
@@ -381,33 +327,9 @@ WRONG = [
     *wrong("12.3", UNEVEN_JOIN, UNEVEN_JOIN_WRONG),
     *wrong("12.3", UNEVEN_AGREED, UNEVEN_AGREED_WRONG),
     *wrong("12.3", UNEVEN_FLAT, UNEVEN_FLAT_WRONG),
-    *wrong("12.4", FIRST, FIRST_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------
-
-WRONG += strangers(
-    "12.4",
-    "",
-    r"""
-compares the number of elements, so [4, 2] and [2, 4] pass | size | compare the sizes
-    def first_disagreement(records):
-        begin = min(record[0][0] for record in records)
-        end = max(record[-1][0] for record in records)
-        for number in range(begin, end + 1):
-            did, absent = {}, []
-            for rank, record in enumerate(records):
-                if number > record[-1][0]:
-                    absent.append(rank)
-                elif number >= record[0][0]:
-                    _, operation, sizes = record[number - record[0][0]]
-                    did[rank] = (operation, None if operation == "all_to_all" else math.prod(sizes))
-            groups = Counter(did.values()).most_common()
-            if absent or len(groups) > 1:
-                return number, sorted(absent + [rank for rank, what in did.items() if what != groups[0][0]])
-        return None
-""",
-)
 
 WRONG += strangers(
     "12.1",

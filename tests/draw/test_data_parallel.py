@@ -9,17 +9,7 @@ from ddp_course.draw.data_parallel import (
     quantities,
     shard_gradients,
     stacked,
-    two_flows,
 )
-
-TRAFFIC = {
-    "out: inputs": 6_144,
-    "out: parameters": 1_234_567,
-    "out: buffers": 0,
-    "in: outputs": 999,
-    "out: output gradients": 999,
-    "in: parameter gradients": 123_456_789,
-}
 
 PARTS = {
     "master": {"weights": 4.0, "outputs and all their gradients": 32.5},
@@ -31,8 +21,6 @@ def pictures():
     yield shard_gradients([5, 5, 2], [-0.12345, 0.2, 0.01], 0.5)
     for world_size in (1, 2, 4):
         yield shard_gradients([3] * world_size, [-0.12345] * world_size, -0.12345, weighted=False)
-        yield two_flows(world_size, TRAFFIC, 1_234_567)
-    yield two_flows(2, {}, 0)
     yield gradient_noise([4, 16, 64, 256], [4.1, 2.0, 1.05, 0.5])
     yield loss_curves({"1 rank, lr 0.1": [2.0, 1.0], "4 ranks, lr 0.4": [2.1, 1.1]}, 2.3)
     yield loss_curves({"1 rank": [2.0, 1.0]}, 2.3, title="What the curves show")
@@ -57,22 +45,6 @@ def test_shards_are_as_wide_as_their_rows_and_a_wrong_mean_is_called_wrong():
 def test_the_noise_is_held_against_the_root_of_the_batch_size():
     expected, measured = gradient_noise([4, 16, 64], [4.0, 2.1, 1.2]).axes[0].lines
     assert list(expected.get_ydata()) == [4.0, 2.0, 1.0] and list(measured.get_ydata()) == [4.0, 2.1, 1.2]
-
-
-def test_the_flows_list_every_byte_that_travelled():
-    texts = draw.texts_of(two_flows(3, TRAFFIC, 1_234_567))
-    assert texts[-9:] == [
-        "the master, to and from the others",
-        "out: inputs: 6.14 kB",
-        "out: parameters: 1.23 MB",
-        "in: outputs: 999 B",
-        "out: output gradients: 999 B",
-        "in: parameter gradients: 123 MB",
-        "each rank",
-        "out: 1.65 MB",
-        "in: 1.65 MB",
-    ]
-    assert [text for text in texts if text.startswith("rank")] == ["rank 0", "rank 1", "rank 2"]
 
 
 def test_curves_and_bars_show_what_they_were_given():
@@ -104,5 +76,3 @@ def test_titles_state_what_the_numbers_show():
         "is not the gradient of the batch"
     )
     assert "16 times the rows" in draw.texts_of(gradient_noise([4, 16, 64], [4.0, 2.1, 1.0]))[0]
-    flows = draw.texts_of(two_flows(2, {"out: inputs": 2_000}, 1_000))
-    assert flows[0].startswith("In a step 2 kB pass through the master")

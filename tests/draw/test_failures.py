@@ -1,10 +1,9 @@
-"""Do the pictures of lesson 12 show who waits and who is late, and does the ladder lead to every fault?"""
+"""Do the pictures of lesson 12 show who waits and who is late?"""
 
 import pytest
 
 from ddp_course import draw
-from ddp_course.diagnose.faults.catalogue import FAULTS
-from ddp_course.draw.failures import ALARM, LADDER, hang, ladder, lateness
+from ddp_course.draw.failures import ALARM, hang, lateness
 from ddp_course.launcher.lines import Line
 from ddp_course.launcher.rank_status import Collective, Whereabouts
 
@@ -32,7 +31,6 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         hang(hung(4, 2, 3), 2),
         hang(hung(3, 0, 1), 2.5),
         hang(hung(5, 4, 40, "returned"), 600),
-        ladder(),
         lateness(ARRIVALS),
     )
     readable(pictures, most_bytes=105_000)
@@ -58,14 +56,6 @@ def test_hang_says_that_a_rank_had_returned_and_shows_the_last_of_many_collectiv
     texts = draw.texts_of(hang(hung(3, 1, 40, "returned"), 2))
     assert "never came: had returned" in texts
     assert "#35" not in " ".join(texts) and texts.count("#39") == 3
-
-
-def test_every_fault_is_on_one_rung_of_the_ladder():
-    names = [name for _, _, names in LADDER for name in names]
-    assert sorted(names) == sorted(FAULTS)
-    shown = " ".join(draw.texts_of(ladder())).replace("\n", " ")
-    assert all(name in shown for name in FAULTS)
-    assert shown.count("no: look at one process") == 1  # below the last question
 
 
 def test_lateness_counts_from_whoever_came_first():

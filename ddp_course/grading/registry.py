@@ -23,6 +23,7 @@ LESSONS = {
     "10": "10_checkpointing",
     "11": "11_your_own_program",
     "12": "12_failure_lab",
+    "13": "13_silent_errors",
     "14": "14_scaling",
     "15": "15_fault_tolerance",
     "16": "16_gpt2",

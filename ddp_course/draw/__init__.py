@@ -7,7 +7,7 @@ from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, 
 from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
-from ddp_course.draw.data_parallel import gradient_noise, loss_curves, quantities, shard_gradients, stacked
+from ddp_course.draw.data_parallel import loss_curves, shard_gradients, stacked
 from ddp_course.draw.end_to_end import (
     changed_images,
     class_accuracies,
@@ -55,7 +55,6 @@ __all__ = [
     "distances",
     "episode_ends",
     "gpt_block",
-    "gradient_noise",
     "hang",
     "holdings",
     "killed_run",
@@ -75,7 +74,6 @@ __all__ = [
     "pipeline_passes",
     "players",
     "printed_losses",
-    "quantities",
     "rank_colour",
     "rank_map",
     "rendezvous",

@@ -85,7 +85,7 @@ class Said(io.StringIO):
 def solution(exercise_id: str) -> Callable:
     """Return the solution of an exercise, as if its cell had been run."""
     lesson = exercise_id[:2]
-    with contextlib.redirect_stdout(io.StringIO()):  # lesson 18's setup prints the program that is to be changed
+    with contextlib.redirect_stdout(io.StringIO()):  # lesson 11's setup prints the program that is to be changed
         return run_as_cell(exercise_id, setup_of(lesson) + solutions(lesson)[exercise_id])
 
 

@@ -1,9 +1,9 @@
-"""Train a small network on one device: an ordinary program, with an ordinary loop, that knows nothing of ranks.
+"""Train a small network on one device: an ordinary program that knows nothing of ranks.
 
     python one_device.py
-    python one_device.py --epochs 4 --checkpoint run.pt     # and again, with more epochs: it goes on
+    python one_device.py --epochs 8 --checkpoint run.pt     # typed again, it resumes
 
-`ddp.py` is the same program on several devices; `diff one_device.py ddp.py` shows all that had to change.
+`diff one_device.py ddp.py` shows all that changes for several devices.
 """
 
 import argparse
@@ -13,46 +13,43 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-
-def read_options():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--checkpoint")
-    return parser.parse_args()
+BATCH = 64
 
 
-def make_data(rows, seed):
-    """Points of a plane in two classes, inside and outside of a ring; the same seed makes the same points."""
-    points = torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed))
+def make_data(samples, seed):
+    """Points of a plane in two classes, inside and outside of a ring."""
+    points = torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(points, (points.norm(dim=1) < 1.2).long())
 
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    hidden = [nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
+    return nn.Sequential(*hidden, nn.Linear(64, 2))
 
 
 def evaluate(model, data, device):
-    """Return the share of rows that the model gets right."""
-    right, rows = 0, 0
+    """Return the share of samples that the model gets right."""
+    found = torch.zeros(2, device=device)
     for x, y in DataLoader(data, batch_size=256):
-        right += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
-        rows += len(x)
-    return right.item() / rows
+        found[0] += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
+        found[1] += len(x)
+    return (found[0] / found[1]).item()
 
 
 def main():
-    options = read_options()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--checkpoint")
+    options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     train, test = make_data(2048, seed=1), make_data(1001, seed=2)
     order = torch.Generator()
     sampler = RandomSampler(train, generator=order)
-    loader = DataLoader(train, batch_size=options.batch, sampler=sampler)
+    loader = DataLoader(train, BATCH, sampler=sampler)
     model = make_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     first = 0
     if options.checkpoint and os.path.exists(options.checkpoint):
         saved = torch.load(options.checkpoint, map_location=device, weights_only=True)
@@ -74,7 +71,7 @@ def main():
         with torch.no_grad():
             accuracy = evaluate(model, test, device)
         mean = total.item() / len(train)
-        print(f"epoch {epoch}: loss {mean:.6f}, accuracy {accuracy:.6f}", flush=True)
+        print(f"epoch {epoch}: loss {mean:.4f}, accuracy {accuracy:.4f}")
         if options.checkpoint:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             state["epoch"] = epoch + 1

@@ -24,7 +24,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 PLACE = Path(tempfile.gettempdir())  # now: tests may change it
 
-TRAINING = ("notebooks/11", "notebooks/15")  # their cells need both cores to end in time
+TRAINING = ("notebooks/15",)  # its cells need both cores to end in time
 # These begin first, or one of them would be waited for at the end.
 LONG = (
     "notebooks/",

@@ -1,11 +1,11 @@
-"""Which gradients travel together, how large is each parcel, and what does its size cost?
+"""Which gradients travel together, and how large is each parcel?
 
 Read next: `timelines.py`, when the buckets travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import chart, legend, name_axes
 from ddp_course.draw.shapes import arrow, canvas, finding, label
-from ddp_course.draw.style import INK, LABEL, LINE, MUTED, PAPER, SMALL, rank_colour, tint
+from ddp_course.draw.style import MUTED, PAPER, SMALL, rank_colour, tint
 
 ROW = 0.5
 LEFT, BAR = 1.55, 3.2  # inches: where the bars begin, and how long the largest is
@@ -79,31 +78,3 @@ def _between(names: Sequence[str]) -> str:
     ends = [names[0]] if len(names) == 1 else [names[0], names[-1]]
     most = NAMES_WIDTH // len(ends) - 2
     return " to ".join(name if len(name) <= most else "…" + name[1 - most :] for name in ends)
-
-
-def bucket_sweep(
-    step_ms: Mapping[str, Sequence[float]], caps: Sequence[str], reference_ms: float | None = None, title: str = ""
-) -> Figure:
-    """The time of a step over the bucket's size, one line for each way; a ring marks the shortest step of the first.
-
-    Args:
-        step_ms: for each way, the median step at each cap, smallest cap first.
-        caps: how each cap is written below the axis.
-        reference_ms: a step without any communication, drawn as a level.
-        title: what is to be seen.
-    """
-    figure, ax = chart(3.2)
-    highest = max([reference_ms or 0.0, *(time for times in step_ms.values() for time in times)])
-    for number, (name, times) in enumerate(step_ms.items()):
-        ax.plot(range(len(caps)), times, color=rank_colour(number), marker="os^D"[number % 4], label=name)
-    first = next(iter(step_ms.values()))
-    ring = {"color": rank_colour(0), "markersize": 14, "markerfacecolor": "none", "markeredgewidth": 1.6}
-    ax.plot(first.index(min(first)), min(first), "o", label="shortest step", **ring)
-    if reference_ms is not None:
-        ax.axhline(reference_ms, color=LINE, linestyle="--", label="no communication")
-    ax.set_xticks(range(len(caps)), caps)
-    ax.set_ylim(0, 1.08 * highest)
-    name_axes(ax, "bucket cap", "step, ms")
-    ax.set_title(title, fontsize=LABEL, color=INK)
-    legend(ax, labelcolor=INK, loc="lower center", ncols=2)  # times begin well above 0
-    return figure

@@ -11,33 +11,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import chart, headline, legend, legend_beside, name_axes
+from ddp_course.draw.charts import chart, headline, legend_beside, name_axes
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
-from ddp_course.draw.style import ALARM, INK, LINE, MUTED, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.style import ALARM, INK, MUTED, SMALL, WIDTH, rank_colour, tint
 
 
-def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: float, *, weighted: bool = True) -> Figure:
-    """A batch cut into shards as wide as their rows, the gradient of each, and their mean beside the batch's own.
+def shard_gradients(
+    samples: Sequence[int], gradients: Sequence[float], whole: float, *, weighted: bool = True
+) -> Figure:
+    """A batch cut into shards as wide as their samples, the gradient of each, and their mean beside the batch's own.
 
     Args:
-        rows, gradients: of each shard; the gradient of its mean loss by one weight.
+        samples, gradients: of each shard; the gradient of its mean loss by one weight.
         whole: gradient of the batch's mean loss by that weight.
-        weighted: weigh the shards by their rows; else all alike.
+        weighted: weigh the shards by their samples; else all alike.
     """
     figure, ax = canvas(3.9)
-    left, span, total = 1.75, WIDTH - 1.9, sum(rows)
-    weights = [n / total for n in rows] if weighted else [1 / len(rows)] * len(rows)
+    left, span, total = 1.75, WIDTH - 1.9, sum(samples)
+    weights = [n / total for n in samples] if weighted else [1 / len(samples)] * len(samples)
     one = "gradient of\none parameter"
     for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, one), (1.2, "weight"), (0.55, "mean")):
         label(ax, 0.12, y, name, align="left", bold=True)
-    box(ax, left, 3.28, span, 0.44, f"{total} rows, gradient {whole:.5f}")
+    box(ax, left, 3.28, span, 0.44, f"{total} samples, gradient {whole:.5f}")
     x = left
-    for rank, (n, gradient) in enumerate(zip(rows, gradients, strict=True)):
+    for rank, (n, gradient) in enumerate(zip(samples, gradients, strict=True)):
         width, colour = span * n / total, rank_colour(rank)
         middle = x + width / 2
-        box(ax, x + 0.03, 2.46, width - 0.06, 0.44, f"{n} rows", colour=colour, size=SMALL)
+        box(ax, x + 0.03, 2.46, width - 0.06, 0.44, f"{n} samples", colour=colour, size=SMALL)
         label(ax, middle, 1.86, f"{gradient:.5f}", size=SMALL)
-        label(ax, middle, 1.2, f"× {n}/{total}" if weighted else f"× 1/{len(rows)}", size=SMALL)
+        label(ax, middle, 1.2, f"× {n}/{total}" if weighted else f"× 1/{len(samples)}", size=SMALL)
         for start, end in ((3.24, 2.94), (2.42, 2.04), (1.68, 1.38), (1.02, 0.78)):
             arrow(ax, (middle, start), (middle, end), colour=colour)
         x += width
@@ -45,30 +47,8 @@ def shard_gradients(rows: Sequence[int], gradients: Sequence[float], whole: floa
     agrees = abs(mean - whole) <= 1e-12
     verdict = ": the batch's gradient" if agrees else f", but the batch has {whole:.5f}"
     box(ax, left, 0.33, span, 0.42, f"{mean:.5f}{verdict}", ink=INK if agrees else ALARM, bold=True)
-    how = "Weighted by rows" if weighted else "With equal weights"
+    how = "Weighted by samples" if weighted else "With equal weights"
     finding(ax, f"{how}, the mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
-    return figure
-
-
-def gradient_noise(batch_sizes: Sequence[int], noise: Sequence[float]) -> Figure:
-    """How far a batch's gradient is from that of all rows, by batch size, on logarithmic axes.
-
-    Args:
-        noise: root of the mean squared distance, relative to the length of the gradient of all rows.
-    """
-    figure, ax = chart(3.3)
-    expected = [noise[0] * (batch_sizes[0] / size) ** 0.5 for size in batch_sizes]
-    ax.loglog(batch_sizes, expected, color=LINE, linestyle="--", linewidth=1.6, label="falling as 1 / √rows")
-    ax.loglog(batch_sizes, noise, "o", color=rank_colour(0), markersize=7, label="measured")
-    ax.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
-    levels = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100]
-    inside = [level for level in levels if min(noise) <= level <= max(noise)]
-    ax.set_yticks(inside, [f"{level:g}" for level in inside])
-    ax.minorticks_off()
-    name_axes(ax, "rows in a batch", "noise / length of the gradient")
-    times, less = batch_sizes[-1] / batch_sizes[0], noise[0] / noise[-1]
-    headline(ax, f"{times:.0f} times the rows, and the noise of the gradient falls only to 1/{less:.0f}")
-    legend(ax)
     return figure
 
 
@@ -83,23 +63,6 @@ def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str =
     name_axes(ax, unit, "training loss")
     headline(ax, title)
     legend_beside(ax)  # curves go everywhere
-    return figure
-
-
-def quantities(values: Mapping[str, float], unit: str, title: str = "") -> Figure:
-    """Numbers as horizontal bars from top to bottom, each with its name on the left, its value and unit at its end."""
-    row = 0.4
-    height = row * len(values) + 0.15
-    figure, ax = canvas(height)
-    if title:
-        finding(ax, title)
-    left, longest = 2.9, max(values.values())
-    for place, (name, value) in enumerate(values.items()):
-        y = height - 0.075 - row * (place + 1)
-        width = (WIDTH - left - 1.4) * value / longest
-        _bar(ax, left, y + row / 2, width, 0.26, rank_colour(place))
-        label(ax, left - 0.12, y + row / 2, name, align="right")
-        label(ax, left + width + 0.1, y + row / 2, f"{value:.3g} {unit}", size=SMALL, align="left")
     return figure
 
 

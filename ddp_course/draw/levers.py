@@ -1,23 +1,21 @@
-"""What does each lever of scaling do to a step, and how far does it carry?
+"""What does each lever of scaling do to a step?
 
 Every picture is of a simulated link, and says so.
 
-Left out on purpose: what was measured without a link in between, which is `scaling.py`'s part.
 Read next: `scaling/simulate.py`, where the steps come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ddp_course.draw.charts import chart, legend, legend_beside, name_axes
 from ddp_course.draw.clock import STRENGTH, bar, beside, clock, legend_below, shade
 from ddp_course.draw.shapes import label
-from ddp_course.draw.style import ALARM, INK, LABEL, LINE, PAPER, RANK_COLOURS, SHARED, SMALL, rank_colour, tint
+from ddp_course.draw.style import ALARM, INK, LABEL, PAPER, SHARED, SMALL, rank_colour, tint
 from ddp_course.scaling.spans import COMPUTING, TALKING, Span, merge_ranks, talking_seconds, union
 
 ROW_INCHES = 0.3
@@ -105,55 +103,6 @@ def _step_legend(ax: Axes, inches: float, lanes: set[str], hides: bool) -> None:
         facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed" if hides else "all-reduce: exposed"
     )
     legend_below(ax, [*(shade(lane) for lane in STRENGTH if lane in lanes), *hidden, waited_for], 0.42, inches)
-
-
-def valley(
-    caps: Sequence[str],
-    predicted_ms: Sequence[float],
-    measured_ms: Sequence[float] | None = None,
-    computing_ms: float | None = None,
-) -> Figure:
-    """The step over the bucket's size: predicted, and if there are any, as measured over the simulated link.
-
-    Args:
-        caps: how each cap is written below the axis, smallest first.
-        computing_ms: the step without any communication, drawn as a level.
-    """
-    figure, ax = chart(3.1)
-    places = range(len(caps))
-    ax.plot(places, predicted_ms, color=RANK_COLOURS[0], linewidth=2, label="predicted")
-    best = min(places, key=lambda place: predicted_ms[place])
-    ax.plot(best, predicted_ms[best], "o", color=RANK_COLOURS[0], markersize=10, label=f"best predicted: {caps[best]}")
-    if measured_ms is not None:
-        ax.plot(places, measured_ms, "x", color=INK, markersize=8, label="measured")
-    if computing_ms is not None:
-        ax.axhline(computing_ms, color=LINE, linestyle="--", label="computing alone")
-    ax.set_xticks(places, caps)
-    shown = [*predicted_ms, *(measured_ms or []), *([computing_ms] if computing_ms else [])]
-    ax.set_ylim(0.8 * min(shown), 1.05 * max(shown))
-    name_axes(ax, "bucket cap (simulated link)", "step, ms")
-    legend(ax, labelcolor=INK, loc="upper right", ncols=2)
-    return figure
-
-
-def many_ranks(world_sizes: Sequence[int], efficiency: Mapping[str, Sequence[float]]) -> Figure:
-    """Predicted efficiency against the number of ranks, one line for each link.
-
-    Args:
-        world_sizes: powers of two, smallest first.
-        efficiency: for each name its efficiencies, from 0 to 1; a name that ends in "tree" is dashed.
-    """
-    figure, ax = chart(3.0)
-    for number, (name, values) in enumerate(efficiency.items()):
-        style = "--" if name.endswith("tree") else "-"
-        ax.plot(range(len(world_sizes)), [100 * value for value in values], style, marker="os^Dv"[number % 5],
-                color=rank_colour(number), linewidth=1.8, markersize=5, label=name)  # fmt: skip
-    ax.set_xticks(range(0, len(world_sizes), 2), [str(size) for size in world_sizes[::2]])
-    ax.set_ylim(0, 108)
-    ax.grid(visible=False, axis="x")
-    name_axes(ax, "ranks (simulated links)", "efficiency, %")
-    legend_beside(ax, labelcolor=INK)
-    return figure
 
 
 def _digits(value: float) -> str:

@@ -1,55 +1,32 @@
-"""How do the ranks' rows become one mean and one variance, and how noisy are those of a small batch?
+"""Which numbers does the backward pass of a normalisation over all ranks need?
 
 Read next: `metrics.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import chart, legend, name_axes
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label, number
-from ddp_course.draw.style import HEADING, INK, LABEL, RANK_COLOURS, SHARED, SMALL, WIDTH, rank_colour
-
-STYLES = ("o-", "s--", "^:", "D-.")
-
-
-def combined_statistics(
-    rows: Sequence[Sequence[float]], local: Sequence[Sequence[float]], whole: Sequence[float]
-) -> Figure:
-    """Each rank's rows of one channel, its mean, spread and count, and what all ranks make of them.
-
-    Args:
-        rows: the values of each rank; the first four are shown.
-        local: mean, sum of squared differences from it, and count, of each rank.
-        whole: mean, variance and count of all rows, as combined.
-    """
-    kept = []
-    for values in rows:
-        shown = "  ".join(number(float(value)) for value in values[:4]) + ("  ..." if len(values) > 4 else "")
-        kept.append(shown or "no rows")
-    columns = ("rows of one channel", "what each rank sends", "all ranks compute")
-    sent = [_lines(("mean", "spread", "count"), values) for values in local]
-    title = "Three numbers from each rank give the mean and variance of all rows"
-    return _one_result(title, columns, kept, sent, _lines(("mean", "variance", "count"), whole))
+from ddp_course.draw.style import LABEL, SHARED, SMALL, WIDTH, rank_colour
 
 
 def backward_sums(counts: Sequence[int], local: Sequence[Sequence[float]], whole: Sequence[float]) -> Figure:
     """The two sums of a normalisation's backward: each rank's own, and the means that all ranks make of them.
 
     Args:
-        counts: how many rows each rank has.
+        counts: how many samples each rank has.
         local: the sum of dy, and of dy times n, of each rank.
-        whole: their means over the rows of all ranks.
+        whole: their means over the samples of all ranks.
     """
-    columns = ("rows of one channel", "what each rank adds up", "after one all_reduce")
-    kept = [f"{count} row{'s' * (count != 1)}" for count in counts]
+    columns = ("samples of one channel", "what each rank adds up", "after one all_reduce")
+    kept = [f"{count} sample{'s' * (count != 1)}" for count in counts]
     sums = [_lines(("sum of dy", "sum of dy * n"), values) for values in local]
     means = _lines(("mean(dy)", "mean(dy * n)"), whole)
-    title = "Two numbers from each rank are enough for the gradient of every row"
-    return _one_result(title, columns, kept, sums, f"both sums, divided\nby {sum(counts)} rows:\n{means}")
+    title = "Two numbers from each rank are enough for the gradient of every sample"
+    return _one_result(title, columns, kept, sums, f"both sums, divided\nby {sum(counts)} samples:\n{means}")
 
 
 def _lines(names: Sequence[str], values: Sequence[float]) -> str:
@@ -72,19 +49,4 @@ def _one_result(title: str, columns: Sequence[str], kept: Sequence[str], sent: S
         arrow(ax, (5.38, y), (6.07, middle), colour=colour)
     box(ax, 6.1, middle - 0.48, WIDTH - 6.2, 0.96, result, colour=SHARED, size=SMALL, bold=True)
     finding(ax, title)
-    return figure
-
-
-def statistics_noise(sizes: Sequence[int], spread: Mapping[str, Sequence[float]], ylabel: str) -> Figure:
-    """How far local statistics lie from those of the whole, by name, for local batches of several sizes in rows."""
-    figure, ax = chart(3.1)
-    for place, (name, values) in enumerate(spread.items()):
-        ax.plot(sizes, values, STYLES[place % len(STYLES)], color=RANK_COLOURS[place], linewidth=2, label=name)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(sizes, [str(size) for size in sizes])
-    ax.minorticks_off()
-    ax.set_ylim(0, None)
-    ax.set_title("The fewer rows a rank has, the farther off are its statistics", color=INK, fontsize=HEADING)
-    name_axes(ax, "rows in the local batch", ylabel)
-    legend(ax)
     return figure

@@ -21,13 +21,13 @@ LESSONS = {
     "08": "08_sync_batchnorm",
     "09": "09_logging",
     "10": "10_checkpointing",
-    "11": "11_training_end_to_end",
+    "11": "11_your_own_program",
     "12": "12_failure_lab",
+    "13": "13_silent_errors",
     "14": "14_scaling",
     "15": "15_fault_tolerance",
     "16": "16_gpt2",
     "17": "17_beyond_ddp",
-    "18": "18_your_own_program",
     "19": "19_reinforcement_learning",
 }
 

@@ -1,7 +1,6 @@
 """How do replicas stay equal?"""
 
 from ddp_course.parallel.bucketing import Bucket, plan_buckets
-from ddp_course.parallel.data_parallel import DataParallel, gather, parallel_apply, replicate, scatter
 from ddp_course.parallel.ddp import BucketedDDP
 from ddp_course.parallel.grad_bucket import GradBucket
 from ddp_course.parallel.naive import NaiveDDP, average_gradients, average_gradients_flat
@@ -11,7 +10,6 @@ from ddp_course.parallel.syncbn import SyncBatchNorm
 __all__ = [
     "Bucket",
     "BucketedDDP",
-    "DataParallel",
     "GradBucket",
     "NaiveDDP",
     "SyncBatchNorm",
@@ -20,9 +18,5 @@ __all__ = [
     "broadcast_buffers",
     "broadcast_module",
     "check_same_model",
-    "gather",
-    "parallel_apply",
     "plan_buckets",
-    "replicate",
-    "scatter",
 ]

@@ -1,4 +1,4 @@
-"""The programs that the exercises of lesson 18 give: one for one device, and one for several with four mistakes."""
+"""The programs that the exercises of lesson 11 give: one for one device, and one for several with four mistakes."""
 
 ONE_DEVICE = """\
 import sys

@@ -6,7 +6,7 @@ their intervals. The five parts of a step add up to the step. So what is missing
 parts without a remainder: each part's share is the time by which it is longer than it should be.
 
 Left out on purpose: measuring, which is `measure.py`'s part.
-Read next: `measure.py`; or `draw/scaling.py`, the pictures.
+Read next: `measure.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The exercises of lesson 10: writing, loading and resuming, and a training script with five faults.
+"""The exercises of lesson 10: writing, loading and resuming.
 
 Read next: `save.py`.
 """
 
 from judges.checkpointing.load import LOAD
-from judges.checkpointing.repair import REPAIR
 from judges.checkpointing.resume import RESUME
 from judges.checkpointing.save import SAVE
 
-EXERCISES = (SAVE, LOAD, RESUME, REPAIR)
+EXERCISES = (SAVE, LOAD, RESUME)

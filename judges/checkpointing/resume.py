@@ -3,7 +3,7 @@
 The run has a part of each kind. A new run, seeded otherwise, is given the file, and each part is looked at; then it
 goes on, and its last weights must be those of a run that was never stopped.
 
-Read next: `repair.py`.
+Read next: `grading/checking.py`, what becomes of all this.
 """
 
 from __future__ import annotations

@@ -177,7 +177,6 @@ HOME = exercise(
     },
     refused=(
         "torch._functorch.functional_call.functional_call",  # the lesson shows it; a replica is a module here
-        *("torch.nn.parallel.replicate.replicate", "ddp_course.parallel.data_parallel.replicate"),
-        *("ddp_course.parallel.data_parallel.DataParallel", "torch.nn.parallel.data_parallel.DataParallel"),
+        *("torch.nn.parallel.replicate.replicate", "torch.nn.parallel.data_parallel.DataParallel"),
     ),
 )

@@ -180,5 +180,5 @@ THREADS = exercise(
         "error": ("an error in a thread is raised again", 1, error, "error returned"),
         "gradients": ("autograd is on or off as in the caller", 1, mode, "on off"),
     },
-    refused=("torch.nn.parallel.parallel_apply.parallel_apply", "ddp_course.parallel.data_parallel.parallel_apply"),
+    refused=("torch.nn.parallel.parallel_apply.parallel_apply",),
 )

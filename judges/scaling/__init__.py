@@ -1,10 +1,10 @@
-"""The exercises of lesson 14: efficiency with its interval, the cost of a message, and a step on paper.
+"""The exercises of lesson 14: the cost of a message, a step on paper, and tokens per GPU.
 
-Read next: `efficiency.py`.
+Read next: `message_cost.py`.
 """
 
-from judges.scaling.efficiency import EFFICIENCY
 from judges.scaling.event_step import STEP
+from judges.scaling.least_tokens import TOKENS
 from judges.scaling.message_cost import COST
 
-EXERCISES = (EFFICIENCY, COST, STEP)
+EXERCISES = (COST, STEP, TOKENS)

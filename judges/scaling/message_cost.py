@@ -1,4 +1,4 @@
-"""14.2 `message_cost(...)`: alpha, beta and the bus bandwidth of a collective, from times over sizes.
+"""14.1 `message_cost(...)`: alpha, beta and the bus bandwidth of a collective, from times over sizes.
 
 A pure function. The times of the first cases lie on a line, which any fit finds. Those of the others are off by some
 percent, and lines fitted with other weights are other lines, each of which the judge works out by torch's least
@@ -160,7 +160,7 @@ bus = number(2, "bus bandwidth in bytes a second", rate)
 line = numbers(NAMES, alpha, beta)  # what is wrong on the line already has been named there
 
 COST = exercise(
-    "14.2",
+    "14.1",
     "What a message costs",
     "message_cost",
     20,

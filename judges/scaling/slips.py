@@ -1,4 +1,4 @@
-"""What the exercises of lesson 14 have in common: answers of a few numbers, in a tuple. Read next: `efficiency.py`."""
+"""What the exercises of lesson 14 have in common: a tuple of a few numbers. Read next: `message_cost.py`."""
 
 from __future__ import annotations
 

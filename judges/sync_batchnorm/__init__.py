@@ -5,9 +5,8 @@ has them all. Start with `rows.py`.
 """
 
 from judges.sync_batchnorm.backward import BACKWARD
-from judges.sync_batchnorm.convert import CONVERT
 from judges.sync_batchnorm.layer import LAYER
 from judges.sync_batchnorm.own_test import OWN_TEST
 from judges.sync_batchnorm.statistics import STATISTICS
 
-EXERCISES = (STATISTICS, LAYER, BACKWARD, CONVERT, OWN_TEST)
+EXERCISES = (STATISTICS, LAYER, BACKWARD, OWN_TEST)

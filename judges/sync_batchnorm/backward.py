@@ -1,7 +1,7 @@
 """08.3 `Normalise`: does the gradient go through the mean and the variance, which belong to all ranks' rows?
 
 The forward pass is given, and its result is compared first, so that a change there is not taken for a fault of the
-backward pass. Read `rows.py` first. Read next: `convert.py`.
+backward pass. Read `rows.py` first. Read next: `own_test.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""08.5 `agrees(rank, world_size, make_layer)`: does the learner's own test find what is wrong with a SyncBatchNorm?
+"""08.4 `agrees(rank, world_size, make_layer)`: does the learner's own test find what is wrong with a SyncBatchNorm?
 
 Right are the course's layer and one that lets autograd find the way back. The mistakes are the second one with a knob
 turned.
@@ -132,7 +132,7 @@ def rounds(rng: Random) -> list[Round]:
 
 
 OWN_TEST = exercise(
-    *("08.5", "Write the test (stretch)", "agrees", 30),
+    *("08.4", "Write the test (stretch)", "agrees", 30),
     act=act,
     rounds=rounds,
     checks=refused(MISTAKES),

@@ -1,4 +1,4 @@
-"""The exercises of lesson 18: convert a program, repair one, find three faults in a job's logs.
+"""The exercises of lesson 11: convert a program, repair two, find three faults in a job's logs, and a whole step.
 
 Read next: `running.py`, how a rank runs a learner's program.
 """
@@ -6,5 +6,7 @@ Read next: `running.py`, how a rank runs a learner's program.
 from judges.your_own_program.convert import CONVERT
 from judges.your_own_program.incident import INCIDENT
 from judges.your_own_program.repair import REPAIR
+from judges.your_own_program.script import SCRIPT
+from judges.your_own_program.whole_step import STEP
 
-EXERCISES = (CONVERT, REPAIR, INCIDENT)
+EXERCISES = (CONVERT, SCRIPT, REPAIR, INCIDENT, STEP)

@@ -1,4 +1,4 @@
-"""18.1 `program()`: does the learner's program for several ranks do what the one for one device did?
+"""11.1 `program()`: does the learner's program for several ranks do what the one for one device did?
 
 Read `running.py` and `reference.py` first. Read next: `repair.py`.
 """
@@ -189,7 +189,7 @@ def writers(name: str, *keys: str) -> Expect:
 no_group = nothing("open", "no group when the program has ended", "call dist.destroy_process_group(), on every rank")
 
 CONVERT = exercise(
-    "18.1",
+    "11.1",
     "Convert a program",
     "program",
     30,

@@ -1,4 +1,4 @@
-"""18.3 `faults_of(logs)`: three faults at a time, found in what the ranks of a job have logged.
+"""11.4 `faults_of(logs)`: three faults at a time, found in what the ranks of a job have logged.
 
 The incidents are those of `ddp-course drill`: real trainings on three ranks, a moment ago, with other faults on other
 ranks each time. Read `ddp_course/diagnose/drill.py` first.
@@ -105,7 +105,7 @@ def _excerpt(logs: list[str]) -> str:
 
 
 INCIDENT = exercise(
-    "18.3",
+    "11.4",
     "Three faults in one job (stretch)",
     "faults_of",
     25,

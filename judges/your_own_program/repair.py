@@ -1,4 +1,4 @@
-"""18.2 `repaired()`: are the four mistakes of a given program gone, also after it has been stopped and started again?
+"""11.3 `repaired()`: are the four mistakes of a given program gone, also after it has been stopped and started again?
 
 The mistakes: a forward that goes past the replica, an optimizer that begins again, a mean of means, a file that all
 ranks write. Read `convert.py` first. Read next: `incident.py`.
@@ -53,7 +53,7 @@ def once_a_step(seen: Seen) -> Fault | None:
 
 
 REPAIR = exercise(
-    "18.2",
+    "11.3",
     "Repair a program",
     "repaired",
     25,

@@ -206,10 +206,6 @@ a functional call | all | this exercise is to write what it does
             weights = {name: parameter * 1 for name, parameter in model.named_parameters()}
             return lambda *args: functional_call(model, weights, args)
         return [replica() for _ in range(count)]
-the course's own | all | this exercise is to write what it does
-    from ddp_course.parallel import replicate as theirs
-    def replicate(model, count):
-        return theirs(model, ['cpu'] * count)
 os._exit | all | the function ends its process
     def replicate(model, count):
         os._exit(2)

@@ -7,7 +7,6 @@ from tests.grading.bank import Right, Wrong, edited, right, wrong
 from tests.grading.submissions import solutions
 
 IMPORTS = """
-import copy
 import os
 import torch
 import torch.distributed as dist
@@ -19,7 +18,7 @@ from ddp_course.parallel import SyncBatchNorm
 from ddp_course.parallel.syncbn import all_statistics, combine, local_statistics
 """
 
-STATISTICS, LAYER, BACKWARD, CONVERT, OWN_TEST = solutions("08").values()
+STATISTICS, LAYER, BACKWARD, OWN_TEST = solutions("08").values()
 
 # --- 08.1 ------------------------------------------------------------------------------------------
 
@@ -432,88 +431,9 @@ swallows its own slip | rows few unequal | mean and variance are taken for const
                 sums_2C = torch.zeros_like(sums_2C)
 """
 
-# --- 08.4 ------------------------------------------------------------------------------------------
-
-CONVERT_RIGHT = """
-recursive, with a memory; all parameters and buffers at once
-    def convert(module, done=None):
-        done = {} if done is None else done
-        if id(module) not in done:
-            done[id(module)] = module
-            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-                new = SyncBatchNorm(module.num_features, module.eps, module.momentum, module.affine,
-                                    module.track_running_stats, device="meta")
-                new._parameters, new._buffers, new.training = module._parameters, module._buffers, module.training
-                done[id(module)] = new
-            for name, child in list(module._modules.items()):
-                module._modules[name] = convert(child, done)
-        return done[id(module)]
-another class for the same object
-    def convert(module):
-        for layer in module.modules():
-            if type(layer).__name__ in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
-                layer.__class__ = SyncBatchNorm  # it keeps all it has
-                layer.process_group = None
-        return module
-"""
-
-CONVERT_WRONG = r"""
-images only | found facts tied | BatchNorm1d, BatchNorm2d and BatchNorm3d are all to be replaced
-    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) => nn.BatchNorm2d
-InstanceNorm too | found | this is no BatchNorm
-    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) => nn.modules.batchnorm._NormBase
-a SyncBatchNorm too | found | this is no BatchNorm
-    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) => _BatchNorm
-frozen weights are trained again | facts | give the new layer requires_grad of the old one
-    return new.train(old.training) => return new.train(old.training).requires_grad_(True)
-copies by state dict | state facts tied | a copy is never trained
-    new.weight, new.bias = old.weight, old.bias => new.load_state_dict(old.state_dict())
-        new.running_mean, new.running_var = old.running_mean, old.running_var\n =>
-        new.num_batches_tracked = old.num_batches_tracked\n =>
-parameters only | state facts tied | a new layer starts with buffers of its own
-        new.running_mean, new.running_var = old.running_mean, old.running_var\n =>
-always in training mode | facts | this one was frozen in eval mode
-    new.train(old.training) => new
-eps and momentum as usual | facts | give the new layer eps of the old one
-    old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats => old.num_features
-affine is taken for granted | state facts tied | these are None
-    new.weight, new.bias = old.weight, old.bias => new.weight.data, new.bias.data = old.weight.data, old.bias.data
-returns nothing | all | return the module
-    return new.get(module, module) => new
-the module itself is a BatchNorm | found | the module given may be a BatchNorm itself
-    return new.get(module, module) => return module
-the course's own | all | this exercise is to write what it does
-    def convert(module):
-        return SyncBatchNorm.convert(module)
-torch's own class | all | torch's own refuses CPU tensors
-    SyncBatchNorm(old => nn.SyncBatchNorm(old
-"""
-
-CONVERT_CHILDREN = f"""
-def convert(module):
-    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-        return synchronised(module)
-    for name, child in module.named_children():
-        setattr(module, name, convert(child))
-    return module
-
-{CONVERT[CONVERT.index("def synchronised") :]}
-"""
-
-CONVERT_CHILDREN_WRONG = r"""
-children only | found tied | layers stand at any depth
-    named_children() => _modules.items()
-            setattr(module, name, convert(child)) =>         if type(child).__name__.startswith('BatchNorm'):
-                setattr(module, name, synchronised(child))
-one layer becomes three | tied | one layer became several
-    module.named_children() => list(module._modules.items())
-into itself, without end | all | convert calls itself without end
-    convert(child) => convert(module)
-"""
-
 COALESCED = right("08.1", STATISTICS_TWO_PASSES, STATISTICS_TWO_PASSES_RIGHT)[1].source
 
-# --- 08.5 ------------------------------------------------------------------------------------------
+# --- 08.4 ------------------------------------------------------------------------------------------
 
 OWN_TEST_BY_HAND = """
 def agrees(rank, world_size, make_layer):
@@ -589,8 +509,7 @@ RIGHT = [
     layer_by("coalesced calls", COALESCED),
     Right("08.3", "the weight first, two asynchronous collectives", BACKWARD_WEIGHT_FIRST),
     *right("08.3", BACKWARD, BACKWARD_RIGHT),
-    *right("08.4", CONVERT, CONVERT_RIGHT),
-    Right("08.5", "by hand, one step, the worst difference", OWN_TEST_BY_HAND),
+    Right("08.4", "by hand, one step, the worst difference", OWN_TEST_BY_HAND),
 ]
 
 WRONG = [
@@ -603,8 +522,5 @@ WRONG = [
     *wrong("08.2", LAYER, LAYER_WRONG),
     *wrong("08.2", LAYER_DIFFERENTIABLE, LAYER_DIFFERENTIABLE_WRONG),
     *wrong("08.3", BACKWARD, BACKWARD_WRONG),
-    *wrong("08.4", CONVERT, CONVERT_WRONG),
-    Wrong("08.4", "a layer is found once", CONVERT_CHILDREN, ("tied",), "named_modules name it once"),
-    *wrong("08.4", CONVERT_CHILDREN, CONVERT_CHILDREN_WRONG),
-    *wrong("08.5", OWN_TEST, OWN_TEST_WRONG),
+    *wrong("08.4", OWN_TEST, OWN_TEST_WRONG),
 ]

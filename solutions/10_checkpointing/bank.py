@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
-SAVE, LOAD, RESUME, REPAIR = solutions("10").values()
+SAVE, LOAD, RESUME = solutions("10").values()
 
 # --- 10.1 ------------------------------------------------------------------------------------------
 
@@ -357,119 +357,17 @@ it trains on until the file is good | weights optimizer position generators bits
             run.epoch, run.batch =
 """
 
-# --- 10.4 ------------------------------------------------------------------------------------------
-
-REPAIR_RIGHT = r"""
-its own order of rows, every rank looks at all held-out rows
-    def train_repaired(rank, world_size, model, train_set, held_out, epochs, path):
-        replica = DistributedDataParallel(model, broadcast_buffers=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        xs, ys = train_set.tensors
-        for epoch in range(epochs):
-            order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(77 + epoch))
-            mine = order.chunk(world_size)[rank]
-            for rows in mine.split(4):
-                loss = (replica(xs[rows]) - ys[rows]).pow(2).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        model.eval()
-        x, y = held_out.tensors
-        with torch.no_grad():
-            loss = F.mse_loss(model(x), y)
-        if rank == 0:
-            torch.save(model.state_dict(), path)
-        dist.all_reduce(torch.zeros(1))
-        return loss
-gradients averaged by hand, sums and counts
-    replica = DistributedDataParallel(model) => replica = model
-                optimizer.step() =>             for p in model.parameters():
-                    dist.all_reduce(p.grad)
-                    p.grad /= world_size
-                optimizer.step()
-    dist.all_reduce(loss) => both = torch.stack([loss, torch.tensor(float(len(y[rank::world_size])))])
-        dist.all_reduce(both)
-    loss /= y.numel() => loss = both[0] / both[1]
-    replica.module.state_dict() => model.state_dict()
-gradients averaged by hand, coalesced
-    replica = DistributedDataParallel(model) => replica = model
-                optimizer.step() =>             with dist._coalescing_manager():
-                    for p in model.parameters():
-                        dist.all_reduce(p.grad)
-                for p in model.parameters():
-                    p.grad /= world_size
-                optimizer.step()
-    replica.module.state_dict() => model.state_dict()
-the loss by a functional collective
-    dist.all_reduce(loss) => loss = funcol.all_reduce(loss, "sum", dist.group.WORLD)
-the sums gathered into one tensor
-    dist.all_reduce(loss) => sums = torch.empty(world_size)\n    dist.all_gather_into_tensor(sums, loss[None])
-    loss /= y.numel() => loss = sums.sum() / len(held_out)
-"""
-
-REPAIR_WRONG = r"""
-only the seed is left | shares | cuts its part out of another shuffle
-    DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
-only set_epoch is left | order | set_epoch(epoch)
-            sampler.set_epoch(epoch)\n =>
-only replica.module is left | gradients | does not pass through DDP
-    F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
-only the mean of means is left | loss | the mean of the ranks' means
-    , reduction="sum") => )
-    /= y.numel() => /= world_size
-only the many writers are left | file | all ranks write to one path
-        if rank == 0:\n        torch.save( =>     torch.save(
-the script as it was | all | does not pass through DDP
-    DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
-            sampler.set_epoch(epoch)\n =>
-    F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
-    , reduction="sum") => )
-    /= y.numel() => /= world_size
-        if rank == 0:\n        torch.save( =>     torch.save(
-two of five repaired | shares gradients loss | does not pass through DDP
-    DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
-    F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
-    , reduction="sum") => )
-    /= y.numel() => /= world_size
-rank 0's loss alone | loss | the mean of this rank's rows alone
-    , reduction="sum") => )
-        dist.all_reduce(loss)\n    loss /= y.numel()\n =>
-the loss is summed and not divided | loss | divide it by the number of all rows
-        loss /= y.numel()\n =>
-DDP's names in the file | file | the bare model's, as they were
-    replica.module.state_dict() => replica.state_dict()
-set_epoch comes after the epoch | order | set_epoch(epoch)
-            sampler.set_epoch(epoch)\n =>
-    F.mse_loss(replica(x), y).backward() => sampler.set_epoch(epoch)
-                F.mse_loss(replica(x), y).backward()
-two later epochs have one order | order | set_epoch(epoch)
-    set_epoch(epoch) => set_epoch(min(epoch, 1))
-the mean of no rows, times no rows | loss | over the number of all rows
-    , reduction="sum") => ) * len(y[rank::world_size])
-the order is given up | order | nothing is shuffled
-    DistributedSampler(train_set) => DistributedSampler(train_set, shuffle=False)
-the gradients are summed by hand on top of DDP | gradients | gradients are summed over the ranks
-                optimizer.step() =>             [dist.all_reduce(p.grad) for p in model.parameters()]
-                optimizer.step()
-the barrier is rank 0's alone | all | a collective that not every rank calls | 2
-        dist.barrier()\n =>         dist.barrier()\n
-the values of the visible check | loss | the number of all rows
-    return loss.item() => return 7.25
-"""
-
 RIGHT = [
     *right("10.1", SAVE, SAVE_RIGHT),
     *right("10.2", LOAD, LOAD_RIGHT),
     *right("10.3", RESUME, RESUME_RIGHT),
     Right("10.3", "gathered tensors, DDP's names", RESUME_TENSORS),
     *right("10.3", RESUME_TENSORS, RESUME_TENSORS_RIGHT),
-    *right("10.4", REPAIR, REPAIR_RIGHT),
 ]
 WRONG = [
     *wrong("10.1", SAVE, SAVE_WRONG),
     *wrong("10.2", LOAD, LOAD_WRONG),
     *wrong("10.3", RESUME, RESUME_WRONG),
-    *wrong("10.4", REPAIR, REPAIR_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------

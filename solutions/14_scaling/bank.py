@@ -10,41 +10,13 @@ IMPORTS = """
 import heapq
 import math
 import os
-import statistics
 import numpy as np
 import torch
 """
 
-EFFICIENCY, COST, STEP = solutions("14").values()
+COST, STEP, TOKENS = solutions("14").values()
 
 # --- 14.1 ------------------------------------------------------------------------------------------
-
-EFFICIENCY_RIGHT = """
-from rates, with tensors
-    def efficiency(alone, together, world_size, mode, warmup, t):
-        one = torch.tensor(alone, dtype=torch.float64)[:, warmup:]
-        many = torch.tensor(together, dtype=torch.float64)[:, warmup:]
-        rows_one = 64
-        rows_many = 64 * world_size if mode == "weak" else 64
-        rate_one = rows_one * one.numel() / one.sum()
-        rate_many = rows_many * many.numel() / many.sum() / world_size
-        value = rate_many / rate_one
-        a = one.mean(dim=1) * rows_many / rows_one / world_size
-        left = a - value * many.mean(dim=1)
-        error = left.std() / len(a) ** 0.5 / many.mean()
-        return [value, value - t * error, value + t * error]
-the ranks' seconds W times, numpy
-    def efficiency(alone, together, world_size, mode, warmup, t):
-        a = np.array([np.sum(r[warmup:]) for r in alone])
-        b = np.array([np.sum(r[warmup:]) for r in together])
-        if mode == "strong":
-            b = b * world_size
-        value = a.mean() / b.mean()
-        half = t * np.sqrt(np.var(a - value * b, ddof=1) / len(a)) / b.mean()
-        return value, value - half, value + half
-"""
-
-# --- 14.2 ------------------------------------------------------------------------------------------
 
 COST_BY_POLYFIT = """
 def message_cost(op, world_size, nbytes, seconds):
@@ -71,7 +43,7 @@ torch's least squares
         return [alpha, beta, moved / beta]
 """
 
-# --- 14.3 ------------------------------------------------------------------------------------------
+# --- 14.2 ------------------------------------------------------------------------------------------
 
 STEP_RIGHT = """
 events from a heap
@@ -115,58 +87,29 @@ from the last bucket back
         return [forward_s + backward_s + optimizer_s + exposed, exposed]
 """
 
+# --- 14.3 ------------------------------------------------------------------------------------------
+
+TOKENS_RIGHT = """
+by two times for a model of a thousand parameters, numpy
+    def tokens_per_gpu(flops, bytes_per_s, gradient_bytes, global_batch):
+        sent = 2 * gradient_bytes * 1000 / bytes_per_s
+        equal, hidden = sent / (np.array([6, 4]) * 1000 / flops)
+        return [equal, hidden, np.floor(global_batch / hidden)]
+as tensors
+    def tokens_per_gpu(flops, bytes_per_s, gradient_bytes, global_batch):
+        hidden = torch.tensor(gradient_bytes * flops / 2 / bytes_per_s, dtype=torch.float64)
+        return hidden * 2 / 3, hidden, global_batch // hidden
+"""
+
 RIGHT = [
-    *right("14.1", EFFICIENCY, EFFICIENCY_RIGHT),
-    Right("14.2", "polyfit with weights", COST_BY_POLYFIT),
-    *right("14.2", COST, COST_RIGHT),
-    *right("14.3", STEP, STEP_RIGHT),
+    Right("14.1", "polyfit with weights", COST_BY_POLYFIT),
+    *right("14.1", COST, COST_RIGHT),
+    *right("14.2", STEP, STEP_RIGHT),
+    *right("14.3", TOKENS, TOKENS_RIGHT),
 ]
 
 WRONG = [
-    *spoilt("14.1", EFFICIENCY, [
-        ("a mean of quotients", ALL, "a mean of the rounds' quotients",
-         ("sum(a) / sum(b)", "statistics.mean(x / y for x, y in zip(a, b))")),
-        ("a mean of rates", ALL, "a quotient of mean rates",
-         ("sum(a) / sum(b)", "statistics.mean(1 / y for y in b) / statistics.mean(1 / x for x in a)")),
-        ("upside down", ALL, "turn the quotient", ("sum(a) / sum(b)", "sum(b) / sum(a)")),
-        ("strong as weak", "strong warmup interval", "in strong scaling the ranks divide one batch",
-         ("1 / world_size if", "1.0 if")),
-        ("weak as strong", "weak warmup interval", "in weak scaling every rank has as many rows",
-         ("else 1.0", "else 1 / world_size")),
-        ("the speedup", ALL, "that is the speedup", ("1 / world_size if", "1.0 if"), ("else 1.0", "else world_size")),
-        ("medians", ALL, "a quotient of medians", ("sum(a) / sum(b)", "statistics.median(a) / statistics.median(b)")),
-        ("in percent", ALL, "no percentage", ("return value,", "return 100 * value,")),
-        ("with the warm-up", "warmup", "the warm-up is still in it", ("steps[warmup:]", "steps")),
-        ("whole rounds left out", "warmup", "the warm-up is the first steps of each", ("steps[warmup:]", "steps"),
-         ("in alone", "in alone[warmup:]"), ("in together", "in together[warmup:]")),
-        ("one side keeps it", "warmup", "cut both", ("steps[warmup:]) for steps in a", "steps) for steps in a")),
-        ("the warm-up in the interval", "interval", "leave the warm-up out too",
-         ("    squares =", "    a = [share * statistics.mean(steps) for steps in alone]\n"
-          "    b = [statistics.mean(steps) for steps in together]\n    squares =")),
-        ("t is forgotten", "interval", "one standard error", ("t * error", "error")),
-        ("1.96 for t", "interval", "1.96 is for many", ("t * error", "1.96 * error")),
-        ("the spread of the rounds", "interval", "by the root of their number", ("rounds * (rounds", "(rounds")),
-        ("n for n - 1", "interval", "divide by n - 1", ("(rounds * (rounds - 1))", "rounds**2")),
-        ("with a unit", "interval", "has no unit", (" / statistics.mean(b)\n", "\n")),
-        ("as if nothing was shared", "interval", "as if they had nothing in common",
-         ("    return value",
-          "    error = value * math.hypot(*(statistics.stdev(s) / statistics.mean(s) for s in (a, b))) / rounds**0.5\n"
-          "    return value")),
-        ("the interval of the quotients", "interval", "the interval of a mean of quotients",
-         ("    return", "    error = statistics.stdev(x / y for x, y in zip(a, b)) / rounds**0.5\n    return")),
-        ("high before low", "interval", "the lower end comes first",
-         ("value - t * error, value + t * error", "value + t * error, value - t * error")),
-        ("an interval within 0 and 1", "interval", "reaches as far below the value as above it",
-         ("value - t * error, value + t * error", "max(0.0, value - t * error), min(1.0, value + t * error)")),
-        ("the value alone", ALL, "return the tuple (value, low, high)", (", value - t * error, value + t * error", "")),
-        ("it leaves", ALL, "remove exit(), sys.exit() or os._exit()", ("    return", "    os._exit(0)\n    return")),
-        ("the numbers of the visible check", ALL, "all seconds of one rank by all seconds",
-         (EFFICIENCY, "def efficiency(*args):\n    return 0.71, 0.65, 0.77\n")),
-        ("calling the course's own", ALL, "a call of ddp_course.scaling.intervals.ratio_interval",
-         ("    squares =", "    from ddp_course.scaling.intervals import ratio_interval\n"
-          "    return vars(ratio_interval(a, b)).values()\n    squares =")),
-    ]),
-    *spoilt("14.2", COST_BY_POLYFIT, [
+    *spoilt("14.1", COST_BY_POLYFIT, [
         ("absolute errors", "relative bytes", "the largest message decides this line", (", w=1 / t", "")),
         ("the root as weight", "relative bytes", "by the root of the time", ("w=1 / t", "w=t ** -0.5")),
         ("weighted twice", "relative bytes", "the errors are weighed twice", ("w=1 / t", "w=1 / t ** 2")),
@@ -176,7 +119,7 @@ WRONG = [
          ("beta, alpha = np.polyfit(S, t, 1, w=1 / t)",
           "beta = (t[-1] - t[0]) / (S[-1] - S[0])\n    alpha = t[0] - beta * S[0]")),
     ]),
-    *spoilt("14.2", COST, [
+    *spoilt("14.1", COST, [
         ("the smallest time as latency", "line relative bytes", "the smallest time is no latency yet",
          ("    part =", "    alpha = seconds[0]\n    part =")),
         ("bytes a second for beta", "line relative bytes", "not the bytes of a second", (", beta,", ", 1 / beta,")),
@@ -199,7 +142,7 @@ WRONG = [
          ("    return alpha, beta, factor / beta",
           "    try:\n        return alpha, beta, factor / missing\n    except Exception:\n        return None")),
     ]),
-    *spoilt("14.3", STEP, [
+    *spoilt("14.2", STEP, [
         ("all at once", "queue order", "the link carries one message at a time",
          ("max(full_s, free_s) + ring_s", "max(free_s, full_s + ring_s)")),
         ("no overlap", "overlap queue order edges", "here all messages wait for the end of backward",
@@ -240,5 +183,12 @@ WRONG = [
           "ring_seconds(nbytes, world_size, latency_s, bytes_per_s)")),
         ("small steps of time, and none is left", ALL, "walk from event to event",
          ("free_s = max(full_s, free_s) + ring_s", "while free_s != full_s: free_s += 1e-9"), 1.0),
+    ]),
+    *spoilt("14.3", TOKENS, [
+        ("each byte once", ALL, "an all_reduce sends each byte twice", ("2 * gradient_bytes", "gradient_bytes")),
+        ("always float32", ALL, "use gradient_bytes", ("2 * gradient_bytes", "2 * 4")),
+        ("hidden by all computing", "hidden gpus", "only backward hides communication", ("flops / 4", "flops / 6")),
+        ("hidden by forward", "hidden gpus", "forward is over", ("flops / 4", "flops / 2")),
+        ("rounded up", "gpus", "round down", ("int(global_batch / hidden)", "math.ceil(global_batch / hidden)")),
     ]),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Do the pictures of bucketing show the plan and the sweep that they were given?"""
+"""Do the pictures of bucketing show the plan that they were given?"""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ddp_course.draw.buckets import bucket_plan, bucket_sweep, size_text
+from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.readable import text_problems, texts_of
 
 
@@ -53,15 +53,3 @@ def test_both_ends_of_a_bucket_are_named_and_long_names_keep_their_ends():
 )
 def test_size_text(size, text):
     assert size_text(size) == text
-
-
-def test_the_sweep_has_a_line_for_each_way_and_a_level_without_communication():
-    steps = {"ours": [3.0, 2.0], "torch's": [1.5, 3.5]}
-    figure = bucket_sweep(steps, ["1 KiB", "25 MiB"], reference_ms=1.0, title="one bucket wins")
-    assert text_problems(figure) == []
-    assert {"ours", "torch's", "no communication", "bucket cap", "step, ms", "one bucket wins"} <= set(texts_of(figure))
-    ours, torchs, ours_best, level = figure.axes[0].lines
-    assert list(ours.get_ydata()) == [3.0, 2.0] and list(torchs.get_ydata()) == [1.5, 3.5]
-    assert list(ours_best.get_xydata()[0]) == [1, 2.0]
-    assert set(level.get_ydata()) == {1.0}
-    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1 KiB", "25 MiB"]

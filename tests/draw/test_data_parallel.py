@@ -4,9 +4,7 @@ import pytest
 
 from ddp_course import draw
 from ddp_course.draw.data_parallel import (
-    gradient_noise,
     loss_curves,
-    quantities,
     shard_gradients,
     stacked,
 )
@@ -21,19 +19,16 @@ def pictures():
     yield shard_gradients([5, 5, 2], [-0.12345, 0.2, 0.01], 0.5)
     for world_size in (1, 2, 4):
         yield shard_gradients([3] * world_size, [-0.12345] * world_size, -0.12345, weighted=False)
-    yield gradient_noise([4, 16, 64, 256], [4.1, 2.0, 1.05, 0.5])
     yield loss_curves({"1 rank, lr 0.1": [2.0, 1.0], "4 ranks, lr 0.4": [2.1, 1.1]}, 2.3)
     yield loss_curves({"1 rank": [2.0, 1.0]}, 2.3, title="What the curves show")
     yield stacked(PARTS, "MB", "The master holds more")
-    yield quantities({"one": 1.0}, "ms", "A title")
-    yield quantities({"one": 1.0, "threads, with a long name": 1234.5}, "ms")
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     readable(pictures(), most_bytes=80_000)
 
 
-def test_shards_are_as_wide_as_their_rows_and_a_wrong_mean_is_called_wrong():
+def test_shards_are_as_wide_as_their_samples_and_a_wrong_mean_is_called_wrong():
     right = shard_gradients([3, 1], [1.0, 5.0], 2.0)
     assert draw.texts_of(right)[-1] == "2.00000: the batch's gradient"
     widths = [patch.get_width() for patch in right.axes[0].patches if hasattr(patch, "get_boxstyle")][1:3]
@@ -42,19 +37,10 @@ def test_shards_are_as_wide_as_their_rows_and_a_wrong_mean_is_called_wrong():
     assert texts[-1] == "3.00000, but the batch has 2.00000" and texts.count("× 1/2") == 2
 
 
-def test_the_noise_is_held_against_the_root_of_the_batch_size():
-    expected, measured = gradient_noise([4, 16, 64], [4.0, 2.1, 1.2]).axes[0].lines
-    assert list(expected.get_ydata()) == [4.0, 2.0, 1.0] and list(measured.get_ydata()) == [4.0, 2.1, 1.2]
-
-
-def test_curves_and_bars_show_what_they_were_given():
+def test_curves_show_what_they_were_given():
     curves = loss_curves({"a": [2.0, 1.0]}, 2.5).axes[0]
     assert [list(line.get_ydata()) for line in curves.lines] == [[2.5, 2.5], [2.0, 1.0]]
     assert curves.get_ylim()[0] == 0
-    bars = quantities({"a": 2.0, "b": 1.0}, "MB")
-    one, two = (bar.get_width() for bar in bars.axes[0].patches)
-    assert one == pytest.approx(2 * two)
-    assert draw.texts_of(bars) == ["a", "2 MB", "b", "1 MB"]
 
 
 def test_stacked_bars_are_as_long_as_their_parts_and_name_every_number():
@@ -66,13 +52,8 @@ def test_stacked_bars_are_as_long_as_their_parts_and_name_every_number():
     assert widths[1] / widths[0] == pytest.approx(32.5 / 4) and widths[2] == pytest.approx(widths[0])
 
 
-def test_a_bar_is_read_out_by_its_number_and_not_by_its_inches():
-    assert draw.described(quantities({"a": 2.0}, "MB", "What it shows")) == "What it shows. Written in it: a; 2 MB."
-
-
 def test_titles_state_what_the_numbers_show():
     assert draw.texts_of(shard_gradients([3, 1], [1.0, 5.0], 2.0))[0].endswith("is the gradient of the batch")
     assert draw.texts_of(shard_gradients([3, 1], [1.0, 5.0], 2.0, weighted=False))[0].endswith(
         "is not the gradient of the batch"
     )
-    assert "16 times the rows" in draw.texts_of(gradient_noise([4, 16, 64], [4.0, 2.1, 1.0]))[0]

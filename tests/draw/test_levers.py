@@ -4,14 +4,12 @@ import pytest
 from matplotlib.colors import same_color
 
 from ddp_course import draw
-from ddp_course.draw.levers import exposed, lever, many_ranks, valley
+from ddp_course.draw.levers import exposed, lever
 from ddp_course.draw.style import ALARM, tint
 from ddp_course.scaling import spans
 from ddp_course.scaling.spans import Span
 
 WAITING = tint(ALARM, 0.75)
-CAPS = ["0.1 MiB", "1 MiB", "4 MiB", "8 MiB"]
-SIZES = [2**power for power in range(11)]
 
 
 def step(buckets, talking_ms, backward_ms=30.0, from_ms=0.0):
@@ -30,9 +28,6 @@ def pictures():
     yield lever([("one bucket", step(1, 40)), ("six buckets", step(6, 40))], "overlap")
     yield lever([(name, step(4, ms)) for name, ms in (("1 GbE", 3000), ("10 GbE", 30), ("NVLink", 1))], "interconnect")
     yield lever([("hundred buckets", step(100, 300))])
-    yield valley(CAPS, [60, 40, 45, 70], [63, 41, 44, 72], 35)
-    yield valley(CAPS, [20, 30, 45, 70])
-    yield many_ranks(SIZES, {"NVLink": [1.0] * 11, "10 GbE, ring": [1 / n for n in SIZES], "10 GbE, tree": [0.5] * 11})
 
 
 def test_no_text_collides_every_picture_fits_a_notebook_and_says_that_it_is_simulated(readable):
@@ -72,17 +67,3 @@ def test_exposed_finds_gaps_of_the_model_within_a_message():
     talk = [Span("", 1, 6, "all-reduce"), Span("", 6, 8, "other collective")]
     assert exposed(work + talk) == [(1, 2), (3, 5), (7, 8)]
     assert exposed(work) == [] and exposed(talk) == [(1, 8)]
-
-
-def test_valley_names_the_best_cap_of_the_prediction():
-    figure = valley(CAPS, [60, 40, 45, 70], [63, 41, 30, 72], 35)
-    assert "best predicted: 1 MiB" in draw.texts_of(figure)
-    lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
-    assert lines["predicted"] == [60, 40, 45, 70] and lines["measured"] == [63, 41, 30, 72]
-
-
-def test_many_ranks_draws_percent_and_dashes_the_tree():
-    figure = many_ranks(SIZES, {"ring": [1 / n for n in SIZES], "tree": [0.5] * 11})
-    ring, tree = figure.axes[0].lines
-    assert list(ring.get_ydata()) == [100 / n for n in SIZES]
-    assert (ring.get_linestyle(), tree.get_linestyle()) == ("-", "--")

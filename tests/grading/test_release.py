@@ -78,7 +78,8 @@ def test_the_release_has_neither_solutions_nor_hidden_tests(lesson):
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks(lesson):
     notebook = nbformat.read(released(lesson), as_version=4)
-    assert len(exercises_of(lesson)) >= 2 and exercises_of(lesson)[-1].title.endswith("(stretch)")
+    stretch = [exercise.title.endswith("(stretch)") for exercise in exercises_of(lesson)]
+    assert len(stretch) >= 2 and stretch == sorted(stretch) and not all(stretch)
     for exercise in exercises_of(lesson):
         key = f"ex-{exercise.id.replace('.', '-')}"
         assert cell_of(notebook, name_of_test_cell(exercise.id)).metadata.nbgrader.points == exercise.points

@@ -6,7 +6,7 @@ import pytest
 
 from tests.programs.running import PROGRAMS, ROOT
 
-FIRST = {"one_device.py", "ddp.py", "ddp_spawn.py"}  # the README compares these; lesson 18 reads them
+SPAWN = "ddp_spawn.py"  # the README names it, and no lesson
 CELLS = [
     "".join(cell["source"])
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -19,4 +19,4 @@ def test_a_program_is_plain_and_the_lesson_writes_it(path):
     source = path.read_text()
     assert len(source.splitlines()) < 110 and "ddp_course" not in source
     written = [cell.partition("\n")[2] for cell in CELLS if cell.startswith(f"%%writefile {path.name}\n")]
-    assert written == ([] if path.name in FIRST else [source.rstrip("\n")])
+    assert written == ([] if path.name == SPAWN else [source.rstrip("\n")])

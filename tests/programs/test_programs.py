@@ -15,7 +15,8 @@ from ddp_course import RankError
 from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
 
 EPOCHS = 3
-START = 'dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)'
+START = "dist.init_process_group(backend, device_id=device if cuda else None)"
+MORE_DIGITS = [("{mean:.4f}", "{mean:.6f}"), ("{accuracy:.4f}", "{accuracy:.6f}")]  # four are for readers
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Two ranks' lines may share a line, for each rank writes where it is.
@@ -37,9 +38,19 @@ def printed(said: str) -> Numbers:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Numbers:
+def programs(tmp_path_factory) -> Path:
+    """A folder with the three programs, which print six digits there."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("one_device.py", "ddp.py"):
+        edited(PROGRAMS / name, folder, *MORE_DIGITS)
+    shutil.copy(PROGRAMS / "ddp_spawn.py", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(programs) -> Numbers:
     """What the program for one device prints, which is also seen to learn."""
-    found = numbers(finished(PROGRAMS, sys.executable, "one_device.py", "--epochs", str(EPOCHS)))
+    found = numbers(finished(programs, sys.executable, "one_device.py", "--epochs", str(EPOCHS)))
     assert len(found) == EPOCHS and found[-1][0] < found[0][0] / 3 and found[-1][1] > 0.95
     return found
 
@@ -49,19 +60,19 @@ def close(found: Numbers) -> object:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_torchrun_prints_the_numbers_of_one_device(alone, ranks):
-    assert printed(by_torchrun(PROGRAMS / "ddp.py", ranks, "--epochs", str(EPOCHS))) == close(alone)
+def test_torchrun_prints_the_numbers_of_one_device(alone, programs, ranks):
+    assert printed(by_torchrun(programs / "ddp.py", ranks, "--epochs", str(EPOCHS))) == close(alone)
 
 
-def test_spawn_prints_the_numbers_of_one_device(alone):
-    found = numbers(finished(PROGRAMS, sys.executable, "ddp_spawn.py", "2", "--epochs", str(EPOCHS)))
+def test_spawn_prints_the_numbers_of_one_device(alone, programs):
+    found = numbers(finished(programs, sys.executable, "ddp_spawn.py", "2", "--epochs", str(EPOCHS)))
     assert found == close(alone)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path):
+def test_a_run_resumes_with_another_number_of_ranks(alone, programs, tmp_path):
     save = ("--checkpoint", str(tmp_path / "run.pt"))
-    first = numbers(finished(PROGRAMS, sys.executable, "one_device.py", "--epochs", "1", *save))
-    then = printed(by_torchrun(PROGRAMS / "ddp.py", 2, "--epochs", str(EPOCHS), *save))
+    first = numbers(finished(programs, sys.executable, "one_device.py", "--epochs", "1", *save))
+    then = printed(by_torchrun(programs / "ddp.py", 2, "--epochs", str(EPOCHS), *save))
     assert len(first) == 1 and first + then == close(alone)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
@@ -72,8 +83,7 @@ def without(folder: Path, *edits: tuple[str, str]) -> str:
     Raises:
         RankError: as it does on the ranks.
     """
-    shutil.copy(PROGRAMS / "one_device.py", folder)
-    program = edited(PROGRAMS / "ddp.py", folder, *edits)
+    program = edited(PROGRAMS / "ddp.py", folder, *MORE_DIGITS, *edits)
     return "".join(on_ranks(program, 2, "--epochs", str(EPOCHS)))
 
 
@@ -83,12 +93,16 @@ def test_without_a_group_there_are_no_ranks(tmp_path):
 
 
 def test_without_a_sampler_an_epoch_is_as_many_passes_as_ranks(alone, tmp_path):
-    found = printed(without(tmp_path, ("batch_size=options.batch // world_size, sampler=sampler",
-                                       "batch_size=options.batch // world_size")))  # fmt: skip
+    found = printed(without(tmp_path, (", sampler=sampler", "")))
     assert found[0] != pytest.approx(alone[0], rel=0.1)
     steps = ('print(f"epoch', 'print("steps", len(loader)) if epoch == 0 else None; print(f"epoch')
     assert "steps 32" in without(tmp_path, steps)
     assert "steps 64" in without(tmp_path, steps, (", sampler=sampler", ""))
+
+
+def test_without_the_division_the_global_batch_is_larger(alone, tmp_path):
+    found = printed(without(tmp_path, ("BATCH // world_size", "BATCH")))
+    assert found[0][0] > alone[0][0] + 0.02 and found[-1][0] > alone[-1][0] + 0.02
 
 
 def test_without_set_epoch_all_epochs_have_the_first_ones_order(alone, tmp_path):

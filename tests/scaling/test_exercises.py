@@ -6,29 +6,11 @@ import pytest
 
 from ddp_course.grading.vocabulary.play import Seen
 from ddp_course.scaling.collective_cost import bus_factor, fit_link
-from ddp_course.scaling.efficiency import PARTS, Sample, Scaling
-from ddp_course.scaling.intervals import student_t
 from ddp_course.scaling.link import Link
 from ddp_course.scaling.simulate import Gradient, Profile, predict
-from judges.scaling import efficiency, event_step, message_cost
+from judges.scaling import event_step, message_cost
 
 SEEDS = range(8)
-
-
-@pytest.mark.parametrize("mode", ["weak", "strong"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_efficiency(mode, seed):
-    case = efficiency._case(Random(seed), mode)
-    case = case._replace(t=student_t(len(case.alone) - 1))  # the exercise gives it to four digits
-
-    def samples(rounds, rows):
-        return tuple(Sample(rows, dict.fromkeys(PARTS, 0.0) | {"forward": sum(steps) / len(steps)}) for steps in rounds)
-
-    rows = 64 * case.world_size if mode == "weak" else 64
-    found = Scaling(mode, {1: samples(case.alone, 64), case.world_size: samples(case.together, rows)})
-    interval = found.efficiency(case.world_size)
-    numbers = [interval.value, interval.low, interval.high]
-    assert numbers == pytest.approx(efficiency.interval(Seen(case, 0, [])).tolist())
 
 
 @pytest.mark.parametrize("op", list(message_cost.FACTORS))

@@ -1,9 +1,9 @@
-"""What runs on the ranks in exercise 11.3, and what one process would get, right and with each slip that is known?
+"""What runs on the ranks in exercise 11.5, and what one process would get, right and with each slip that is known?
 
 Hooks on the first and the last layer note the rows of each forward pass, its backward, and BatchNorm's statistics while
 the weights are still those of the beginning.
 
-Read next: `step.py`, which judges by these notes.
+Read next: `whole_step.py`, which judges by these notes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""10.4 `train_repaired(...)`: which of five faults of a training script are gone?
+"""11.2 `train_repaired(...)`: which of five faults of a training script are gone?
 
 Each fault is found by what the script does, whatever the others do: the model notes the rows of each step, and the
 judge repeats the steps on these rows, in one process.
@@ -176,9 +176,9 @@ def file(seen: Seen) -> Fault | None:
     }, seen.rank)  # fmt: skip
 
 
-REPAIR = exercise(
-    "10.4",
-    "Repair a training script (stretch)",
+SCRIPT = exercise(
+    "11.2",
+    "Repair a training script",
     "train_repaired",
     30,
     act=act,

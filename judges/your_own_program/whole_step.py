@@ -1,4 +1,4 @@
-"""11.3 `train_steps(...)`: SyncBatchNorm, accumulation and autocast in one loop, equal to one process.
+"""11.5 `train_steps(...)`: SyncBatchNorm, accumulation and autocast in one loop, equal to one process.
 
 The judge trains in one process, on the rows of all ranks, piece by piece. A model that notes the format of what passes
 through it tells whether autocast was on. Read `training.py` first.
@@ -28,7 +28,7 @@ from ddp_course.grading.vocabulary.expect import (
     turned,
 )
 from ddp_course.grading.vocabulary.play import Round, Seen
-from judges.training_end_to_end.training import HIDDEN, STEPS, Case, act, one_process, statistics
+from judges.your_own_program.training import HIDDEN, STEPS, Case, act, one_process, statistics
 
 # Exactly and roughly. In 60 cases bfloat16 changed the weights by 0.0041 at most, where most mistakes change them by
 # more than 0.014, and the losses by 0.0004. A loss is a report, and may be added up in float32.
@@ -203,7 +203,7 @@ def formats(seen: Seen) -> Fault | None:
 
 
 STEP = exercise(
-    "11.3",
+    "11.5",
     "A whole step (stretch)",
     "train_steps",
     35,

@@ -8,7 +8,8 @@ from tests import unchanged
 
 LESSON = "notebooks/03_process_groups.ipynb"
 BANK = "solutions/09_logging"
-COMMANDS = {"notebooks/00_start_here.ipynb", "notebooks/11_your_own_program.ipynb"}  # run `ddp-course`: the whole package
+# They run `ddp-course`: the whole package.
+COMMANDS = {"notebooks/00_start_here.ipynb", "notebooks/11_your_own_program.ipynb"}
 
 
 @pytest.mark.parametrize(

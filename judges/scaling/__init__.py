@@ -1,4 +1,4 @@
-"""The exercises of lesson 14: the cost of a message, a step on paper, and tokens per GPU.
+"""The exercises of lesson 14: the cost of a message, tokens per GPU, and a step on paper.
 
 Read next: `message_cost.py`.
 """
@@ -7,4 +7,4 @@ from judges.scaling.event_step import STEP
 from judges.scaling.least_tokens import TOKENS
 from judges.scaling.message_cost import COST
 
-EXERCISES = (COST, STEP, TOKENS)
+EXERCISES = (COST, TOKENS, STEP)

@@ -1,10 +1,10 @@
-"""14.2 `step_seconds(...)`: how long does a step take, and how much of its communication shows?
+"""14.3 `step_seconds(...)`: how long does a step take, and how much of its communication shows?
 
 A pure function, judged by playing the same events in the simplest way. The cases are made so that each rule counts in
 one of them: the last gradient of a bucket, one message at a time, the order of the plan, what backward still has to do.
 
 Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.3, for the rules; Thakur et al. 2005 for the ring's time.
-Read next: `least_tokens.py`.
+Read next: `judges/beyond_ddp/`.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ both = numbers(
 )
 
 STEP = exercise(
-    "14.2",
+    "14.3",
     "A step on paper (stretch)",
     "step_seconds",
     30,

@@ -1,8 +1,8 @@
-"""14.3 `tokens_per_gpu(...)`: how many tokens keep a GPU busy, and so how many GPUs can share a batch?
+"""14.2 `tokens_per_gpu(...)`: how many tokens keep a GPU busy, and so how many GPUs can share a batch?
 
 A pure function. The numbers are those of made-up clusters, in which no two slips come to the same.
 
-Read next: `judges/beyond_ddp/`.
+Read next: `event_step.py`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ hidden = number(1, "4 * P * tokens / flops, backward, is to equal 2 * gradient_b
 gpus = number(2, "the global batch divided by the tokens of `hidden`, rounded down")
 
 TOKENS = exercise(
-    "14.3",
-    "Tokens per GPU (stretch)",
+    "14.2",
+    "Tokens per GPU",
     "tokens_per_gpu",
     10,
     act=called,

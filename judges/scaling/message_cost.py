@@ -5,7 +5,7 @@ percent, and lines fitted with other weights are other lines, each of which the 
 squares.
 
 Source: nccl-tests, doc/PERFORMANCE.md, for sizes and factors.
-Read next: `event_step.py`.
+Read next: `least_tokens.py`.
 """
 
 from __future__ import annotations

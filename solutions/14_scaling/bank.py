@@ -14,7 +14,7 @@ import numpy as np
 import torch
 """
 
-COST, STEP, TOKENS = solutions("14").values()
+COST, TOKENS, STEP = solutions("14").values()
 
 # --- 14.1 ------------------------------------------------------------------------------------------
 
@@ -44,6 +44,20 @@ torch's least squares
 """
 
 # --- 14.2 ------------------------------------------------------------------------------------------
+
+TOKENS_RIGHT = """
+by two times for a model of a thousand parameters, numpy
+    def tokens_per_gpu(flops, bytes_per_s, gradient_bytes, global_batch):
+        sent = 2 * gradient_bytes * 1000 / bytes_per_s
+        equal, hidden = sent / (np.array([6, 4]) * 1000 / flops)
+        return [equal, hidden, np.floor(global_batch / hidden)]
+as tensors
+    def tokens_per_gpu(flops, bytes_per_s, gradient_bytes, global_batch):
+        hidden = torch.tensor(gradient_bytes * flops / 2 / bytes_per_s, dtype=torch.float64)
+        return hidden * 2 / 3, hidden, global_batch // hidden
+"""
+
+# --- 14.3 ------------------------------------------------------------------------------------------
 
 STEP_RIGHT = """
 events from a heap
@@ -87,25 +101,11 @@ from the last bucket back
         return [forward_s + backward_s + optimizer_s + exposed, exposed]
 """
 
-# --- 14.3 ------------------------------------------------------------------------------------------
-
-TOKENS_RIGHT = """
-by two times for a model of a thousand parameters, numpy
-    def tokens_per_gpu(flops, bytes_per_s, gradient_bytes, global_batch):
-        sent = 2 * gradient_bytes * 1000 / bytes_per_s
-        equal, hidden = sent / (np.array([6, 4]) * 1000 / flops)
-        return [equal, hidden, np.floor(global_batch / hidden)]
-as tensors
-    def tokens_per_gpu(flops, bytes_per_s, gradient_bytes, global_batch):
-        hidden = torch.tensor(gradient_bytes * flops / 2 / bytes_per_s, dtype=torch.float64)
-        return hidden * 2 / 3, hidden, global_batch // hidden
-"""
-
 RIGHT = [
     Right("14.1", "polyfit with weights", COST_BY_POLYFIT),
     *right("14.1", COST, COST_RIGHT),
-    *right("14.2", STEP, STEP_RIGHT),
-    *right("14.3", TOKENS, TOKENS_RIGHT),
+    *right("14.2", TOKENS, TOKENS_RIGHT),
+    *right("14.3", STEP, STEP_RIGHT),
 ]
 
 WRONG = [
@@ -142,7 +142,14 @@ WRONG = [
          ("    return alpha, beta, factor / beta",
           "    try:\n        return alpha, beta, factor / missing\n    except Exception:\n        return None")),
     ]),
-    *spoilt("14.2", STEP, [
+    *spoilt("14.2", TOKENS, [
+        ("each byte once", ALL, "an all_reduce sends each byte twice", ("2 * gradient_bytes", "gradient_bytes")),
+        ("always float32", ALL, "use gradient_bytes", ("2 * gradient_bytes", "2 * 4")),
+        ("hidden by all computing", "hidden gpus", "only backward hides communication", ("flops / 4", "flops / 6")),
+        ("hidden by forward", "hidden gpus", "forward is over", ("flops / 4", "flops / 2")),
+        ("rounded up", "gpus", "round down", ("int(global_batch / hidden)", "math.ceil(global_batch / hidden)")),
+    ]),
+    *spoilt("14.3", STEP, [
         ("all at once", "queue order", "the link carries one message at a time",
          ("max(full_s, free_s) + ring_s", "max(free_s, full_s + ring_s)")),
         ("no overlap", "overlap queue order edges", "here all messages wait for the end of backward",
@@ -183,12 +190,5 @@ WRONG = [
           "ring_seconds(nbytes, world_size, latency_s, bytes_per_s)")),
         ("small steps of time, and none is left", ALL, "walk from event to event",
          ("free_s = max(full_s, free_s) + ring_s", "while free_s != full_s: free_s += 1e-9"), 1.0),
-    ]),
-    *spoilt("14.3", TOKENS, [
-        ("each byte once", ALL, "an all_reduce sends each byte twice", ("2 * gradient_bytes", "gradient_bytes")),
-        ("always float32", ALL, "use gradient_bytes", ("2 * gradient_bytes", "2 * 4")),
-        ("hidden by all computing", "hidden gpus", "only backward hides communication", ("flops / 4", "flops / 6")),
-        ("hidden by forward", "hidden gpus", "forward is over", ("flops / 4", "flops / 2")),
-        ("rounded up", "gpus", "round down", ("int(global_batch / hidden)", "math.ceil(global_batch / hidden)")),
     ]),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-STEPS, BATCH = 28, 64  # a batch is that of all ranks together: 1, 2 or 4
+STEPS, BATCH = 28, 64  # 64 samples a step on 1, 2 or 4 ranks together
 
 
 class BucketDDP(nn.Module):
@@ -31,7 +31,7 @@ class BucketDDP(nn.Module):
             param.register_post_accumulate_grad_hook(self.ready)
 
     def forward(self, *inputs, **kwargs):
-        self.send = self.sync and torch.is_grad_enabled()  # for the next backward
+        self.send = self.sync if torch.is_grad_enabled() else self.send
         return self.module(*inputs, **kwargs)
 
     @contextlib.contextmanager
@@ -79,7 +79,7 @@ def train(replica, x, y, rank, world_size):
 
 
 def main():
-    cuda = torch.cuda.is_available()
+    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # one each
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, device_id=device if cuda else None)

@@ -52,7 +52,22 @@ def timeline(spans_by_rank: Sequence[Sequence[Span]], title: str = "") -> Figure
     ax.set(xlim=(0, right * 1.01), ylim=(top - 0.4, -0.2), yticks=[], title=title)
     ax.title.set(fontsize=LABEL, color=INK)
     _legend(ax, inches, {span.lane for spans in ranks for span in spans}, len(ranks))
+    ax.says = " ".join(f"Rank {rank}: {_says(spans)}" for rank, spans in enumerate(ranks))
     return figure
+
+
+def _says(spans: Sequence[Span]) -> str:
+    """What overlaps with what on one rank."""
+    starts = [span.start_s for span in spans if span.lane == "all-reduce"]
+    backward = [span for span in spans if span.lane == "backward"]
+    if not backward:
+        return f"{len(starts)} all-reduces."
+    ready, last = max(span.end_s for span in backward), max(span.end_s for span in spans)
+    begun = sum(start < ready for start in starts)
+    return (
+        f"backward runs from {1000 * min(span.start_s for span in backward):.0f} to {1000 * ready:.0f} ms; "
+        f"{begun} of {len(starts)} all-reduces start before its end; the last bar ends at {1000 * last:.0f} ms."
+    )
 
 
 def _rows(spans: Sequence[Span], most: int) -> tuple[list[list[Span]], bool]:

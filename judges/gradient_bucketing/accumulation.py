@@ -144,7 +144,7 @@ as_before = all_of(
 )
 
 ACCUMULATE = exercise(
-    *("07.3", "Accumulate without talking", "accumulate", 15),
+    *("07.3", "Accumulate with few all-reduces", "accumulate", 15),
     act=act,
     rounds=rounds,
     checks={

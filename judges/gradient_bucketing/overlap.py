@@ -321,7 +321,7 @@ waited = all_of(
 )
 
 OVERLAP = exercise(
-    *("07.2", "Talk while backward still computes", "OverlappedDDP", 30),
+    *("07.2", "Send while backward still computes", "OverlappedDDP", 30),
     act=act,
     rounds=rounds,
     checks={

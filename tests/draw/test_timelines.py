@@ -106,3 +106,10 @@ def test_a_measured_step_is_readable(two_ranks):
     figure = timeline([spans for spans, _, _ in two_ranks.run(on_ranks.gated_step)])
     assert text_problems(figure) == []
     assert "rank 1" in texts_of(figure)
+
+
+def test_it_says_what_overlaps():
+    says = timeline([step(5.0, reduces=3, gap=0.01)]).axes[0].says  # they start at 15, 25 and 35 ms
+    assert says == (
+        "Rank 0: backward runs from 10 to 30 ms; 2 of 3 all-reduces start before its end; the last bar ends at 40 ms."
+    )

@@ -50,7 +50,7 @@ def test_torchrun_runs_it_too():
         ("dist.broadcast(tensor.detach(), src=0)", "pass"),
         (" / dist.get_world_size()", ""),
         ("            work.wait()\n", "            pass\n"),
-        ("self.send = self.sync and", "self.send ="),
+        ("self.send = self.sync if", "self.send = True if"),
         ("                param.grad.copy_(mean.view_as(param))\n", "                pass\n"),
     ],
     ids=["broadcast", "mean", "wait", "no_sync", "copy"],
@@ -95,6 +95,21 @@ def quiet_forward(rank: int, world_size: int, path: str) -> int:
         raise ZeroDivisionError
     replica(torch.ones(1, 2)).sum().backward()
     return replica.sent
+
+
+def evaluated_between(rank: int, world_size: int, path: str) -> tuple[int, float]:
+    replica = runpy.run_path(path)["BucketDDP"](nn.Linear(2, 1), 1)
+    loss = replica(torch.full((1, 2), 1.0 + rank)).sum()
+    with torch.no_grad():
+        replica(torch.ones(1, 2))
+    loss.backward()
+    return replica.sent, replica.module.weight.grad[0, 0].item()
+
+
+def test_an_evaluation_between_forward_and_backward_does_not_stop_the_averaging():
+    arguments = (str(PROGRAM),)
+    found = launch(evaluated_between, 2, arguments, start_method="forkserver", quiet=True, backend="gloo")
+    assert found == [(2, 1.5), (2, 1.5)]
 
 
 def test_an_error_inside_no_sync_does_not_keep_it_quiet():

@@ -1,7 +1,7 @@
 """What does each strategy make of a rank's memory, and when is which one right?
 
 Left out on purpose: the arithmetic itself, which is in `beyond/memory.py`.
-Read next: lesson 17, notebooks/17_beyond_ddp.ipynb.
+Read next: lesson 17, notebooks/17_sharding.ipynb.
 """
 
 from __future__ import annotations

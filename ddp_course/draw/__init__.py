@@ -29,6 +29,7 @@ from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt
 from ddp_course.draw.scaling import collective_fit, step_split
+from ddp_course.draw.sharding import gathered_layers
 from ddp_course.draw.statistics import backward_sums, combined_statistics, statistics_noise
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
@@ -58,6 +59,7 @@ __all__ = [
     "described",
     "distances",
     "episode_ends",
+    "gathered_layers",
     "gpt_block",
     "gradient_noise",
     "hang",

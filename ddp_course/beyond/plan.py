@@ -6,7 +6,7 @@ the simplest. Where none fits, it tries changes one by one, and says which would
 A GB is 10^9 bytes here. A tenth of the GPU's memory is left free, for what the arithmetic does not count.
 
 Left out on purpose: time. Which of two strategies that fit is faster depends on the links: see `scaling/simulate.py`.
-Read next: `commands/plan.py`, which asks from a terminal; lesson 17, notebooks/17_beyond_ddp.ipynb.
+Read next: `commands/plan.py`, which asks from a terminal; lesson 17, notebooks/17_sharding.ipynb.
 """
 
 from __future__ import annotations

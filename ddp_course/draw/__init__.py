@@ -20,6 +20,7 @@ from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt
+from ddp_course.draw.sharding import gathered_layers
 from ddp_course.draw.statistics import backward_sums
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline
@@ -43,6 +44,7 @@ __all__ = [
     "decision",
     "described",
     "episode_ends",
+    "gathered_layers",
     "gpt_block",
     "hang",
     "holdings",

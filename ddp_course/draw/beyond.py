@@ -1,7 +1,7 @@
 """What does each strategy make of a rank's memory, and when is which one right?
 
 Left out on purpose: the arithmetic itself, which is in `beyond/memory.py`.
-Read next: lesson 17, notebooks/17_beyond_ddp.ipynb.
+Read next: lesson 17, notebooks/17_sharding.ipynb.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PARTS = dict(
     zip(("parameters", "gradients", "state", "activations", "buckets", "temporary"), RANK_COLOURS, strict=False)
 )
 SIZES = {"GB": 1e9, "MB": 1e6}
+STRATEGIES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP (ZeRO-3)", "tensor parallel", "pipeline")
 COMPUTING = "parameters while the first layer computes"
 PHASES = {"": "zero_grad", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
-def holdings(world_size: int = 4) -> Figure:
+def holdings(world_size: int = 4, strategies: Sequence[str] = STRATEGIES) -> Figure:
     """What rank 0 holds under each strategy, between two steps and while its first layer computes."""
-    strategies = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP (ZeRO-3)", "tensor parallel", "pipeline")
     kinds = ("parameters", "gradients", "state", COMPUTING)
     figure, ax = canvas(4.0)
-    width, row, layers = 0.98, 0.64, 4
+    width, row, layers = 6.48 / len(strategies) - 0.1, 0.64, 4
     for column, strategy in enumerate(strategies):
         left = 1.5 + column * (width + 0.1)
         label(ax, left + width / 2, 3.72, strategy.replace(" ", "\n"), bold=True, size=SMALL)
@@ -67,7 +67,10 @@ def holdings(world_size: int = 4) -> Figure:
                     ax.add_patch(Rectangle((x, y), width / world_size, 0.14, facecolor=face, edgecolor=LINE, lw=0.6))
     key = f"rank 0 of {world_size}; a bar is a layer; ZeRO-1 here deals whole layers; light: gathered for a moment"
     label(ax, 0.1, 0.12, key, align="left", size=SMALL, ink=MUTED)
-    finding(ax, "FSDP and tensor parallel keep the same share; FSDP makes a layer whole to compute")
+    if "tensor parallel" in strategies:
+        finding(ax, "FSDP and tensor parallel keep the same share; FSDP makes a layer whole to compute")
+    else:
+        finding(ax, "Each stage of ZeRO divides one part more among the ranks")
     return figure
 
 

@@ -27,7 +27,7 @@ LESSONS = {
     "14": "14_scaling",
     "15": "15_fault_tolerance",
     "16": "16_gpt2",
-    "17": "17_beyond_ddp",
+    "17": "17_sharding",
     "19": "19_reinforcement_learning",
 }
 

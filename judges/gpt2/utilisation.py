@@ -1,7 +1,7 @@
 """16.3 `utilisation(model, layers, width, context, local_tokens, seconds, peak)`: how busy are all ranks together?
 
 The ranks have different tokens, times and peaks, so each wrong way to put them together gives a number of its own. The
-model has a tied matrix and learned positions. Read next: `judges/beyond_ddp/`.
+model has a tied matrix and learned positions. Read next: `judges/sharding/`.
 """
 
 from __future__ import annotations

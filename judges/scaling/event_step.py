@@ -4,7 +4,7 @@ A pure function, judged by playing the same events in the simplest way. The case
 one of them: the last gradient of a bucket, one message at a time, the order of the plan, what backward still has to do.
 
 Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.3, for the rules; Thakur et al. 2005 for the ring's time.
-Read next: `judges/beyond_ddp/`.
+Read next: `judges/sharding/`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """The pictures of lesson 17 show the figures they are given, and no text collides."""
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
 
 from ddp_course import draw
 from ddp_course.beyond.plan import plan
 from ddp_course.beyond.schedules import timetable
 from ddp_course.draw.beyond import _held
+from ddp_course.draw.style import PAPER
 
 PARTS = ("parameters", "gradients", "state", "activations", "buckets", "temporary")
 
@@ -73,3 +76,18 @@ def test_the_fullest_moment_is_named_with_its_phase():
     late = [*[("forward", 1)] * 20, ("backward", 1), *[("optimizer", 5)] * 20]
     assert draw.live_bytes({"DDP": early}).get_suptitle().endswith("near the turn from forward to backward")
     assert draw.live_bytes({"DDP": late}).get_suptitle().endswith("in optimizer")
+
+
+def test_a_whole_layer_is_filled_and_named(readable):
+    seen = [("forward 0", [True, False]), ("forward 1", [False, True]), ("backward 1", [True, True])]
+    figure = draw.gathered_layers(seen, 2)
+    white = [to_hex(patch.get_facecolor()) for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
+    assert white.count(to_hex(PAPER)) == 2  # the other rank's shard of the layer that is not whole, twice
+    assert figure.axes[0].get_title("left") == "Of 2 layers at most 2 are whole at one moment"
+    readable([figure])
+
+
+def test_the_columns_of_the_table_are_chosen(readable):
+    few, words = draw.holdings(4, ("DDP", "ZeRO-1")), "Each stage of ZeRO divides one part more among the ranks"
+    assert few.axes[0].get_title("left") == words
+    readable([few])

@@ -3,8 +3,8 @@
 Read next: `arithmetic.py`.
 """
 
-from judges.beyond_ddp.arithmetic import ARITHMETIC
-from judges.beyond_ddp.cut_layers import CUT_LAYERS
-from judges.beyond_ddp.sharded_step import SHARDED_STEP
+from judges.sharding.arithmetic import ARITHMETIC
+from judges.sharding.cut_layers import CUT_LAYERS
+from judges.sharding.sharded_step import SHARDED_STEP
 
 EXERCISES = (ARITHMETIC, SHARDED_STEP, CUT_LAYERS)

@@ -46,7 +46,8 @@ class GPT(nn.Module):
             if parameter.dim() == 2:
                 # Each block adds twice, so a smaller start keeps the sum's size.
                 last = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** (last / 2))
+                scale = (2 * layers) ** -0.5 if last else 1.0
+                nn.init.normal_(parameter, std=0.02 * scale)
 
     def forward(self, tokens_NT):
         x_NTD = self.tokens(tokens_NT) + self.positions.weight[: tokens_NT.shape[1]]

@@ -1,6 +1,7 @@
 """A text as tokens, and which of its windows each step reads; for `train_gpt.py`."""
 
 import sysconfig
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -15,11 +16,16 @@ def read_text():
     return [torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in contents]
 
 
+@lru_cache(maxsize=1)
+def order_of(count, epoch):
+    """Return all windows in the order of this epoch, on every rank the same."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
+
+
 def numbers_of_step(count, step, batch):
     """Which of `count` windows a step reads: the same for any number of ranks."""
     epoch, place = divmod(step, count // batch)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
-    return order[place * batch : (place + 1) * batch]
+    return order_of(count, epoch)[place * batch : (place + 1) * batch]
 
 
 def windows(tokens, numbers, context):

@@ -1,4 +1,4 @@
-"""Train a GPT on one rank or many: the losses are the same.
+"""Train a GPT, on one rank or on many.
 
     torchrun --standalone --nproc-per-node 2 train_gpt.py --steps 200
 
@@ -46,8 +46,8 @@ def main(options):
     if cuda:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32 for what stays float32
-    nccl, gloo = {"backend": "nccl", "device_id": device}, {"backend": "gloo"}
-    dist.init_process_group(**(nccl if cuda else gloo))
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, device_id=device if cuda else None)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if options.batch % (world_size * options.micro):
         raise SystemExit("--batch must be a multiple of --micro times the ranks")
@@ -60,6 +60,8 @@ def main(options):
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first, log = saved["step"], saved["log"]
+        if saved["windows"] != [options.batch, options.context]:
+            raise SystemExit("--batch and --context must be those of the checkpoint")
     if options.compile:
         model.compile()  # in place: the names of the parameters stay
     replica = DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)
@@ -83,7 +85,6 @@ def main(options):
             group["lr"] = learning_rate(step, options.steps)
         optimizer.step()
         optimizer.zero_grad()
-
         done = step + 1
         if done % 10 == 0 or done == until:
             dist.all_reduce(total)  # else it is the loss of this rank's windows only
@@ -95,6 +96,7 @@ def main(options):
                 print(f"step {done}: loss {loss:.4f}, held-out {outside:.4f}, ", end="")
                 print(f"gradient norm {norm:.2f}, {speed:,.0f} tokens/s")
                 saved = {"model": model.state_dict(), "step": done, "log": log}
+                saved["windows"] = [options.batch, options.context]
                 saved["optimizer"] = optimizer.state_dict()
                 torch.save(saved, options.checkpoint + ".new")
                 os.replace(options.checkpoint + ".new", options.checkpoint)

@@ -25,35 +25,43 @@ def gathered(value):
     return values
 
 
+def gradients(model):
+    zeros, named = torch.zeros_like, model.named_parameters()
+    return {n: zeros(p) if p.grad is None else p.grad for n, p in named}
+
+
 class Check:
     """Compares the ranks with each other, and with one process on all samples."""
 
     def __init__(self):
         self.step, self.seen, self.found = 0, [], {}
 
-    def note(self, what, number, allowed, where=""):
-        """Keep the largest number, and the first step in which it was too large."""
+    def note(self, what, number, allowed=0, where=""):
+        """Keep the largest number of all ranks, and where it was first too large."""
         largest, first = self.found.get(what, (0, ""))
-        if not (first or number <= allowed):  # not >: NaN is wrong, too
+        worst = torch.tensor([largest, *gathered(number)], dtype=torch.float64).max()
+        if not (first or worst <= allowed):  # not >: NaN is wrong, too
             first = f", first in step {self.step}{where}"
-        self.found[what] = max(number, largest), first
+        self.found[what] = worst.item(), first
 
-    def after_backward(self, model, numbers, x, y):
-        everyone = sorted(sum(gathered(numbers.tolist()), []))
-        self.note("samples twice in a step", len(everyone) - len(set(everyone)), 0)
-        self.note("steps that came before", self.seen.count(everyone), 0)
+    def after_backward(self, model, indices, x, y):
+        everyone = sorted(sum(gathered(indices.tolist()), []))
+        self.note("samples twice in a step", len(everyone) - len(set(everyone)))
+        self.note("steps that came before", self.seen.count(everyone))
         self.seen.append(everyone)
-        alone = copy.deepcopy(model)  # one process
+        alone = copy.deepcopy(model)  # one process: a copy has no gradients yet
         cross_entropy(alone(x[everyone]), y[everyone]).backward()
-        pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        off = max((p.grad - q.grad).norm() / (q.grad.norm() + 1e-12) for p, q in pairs)
-        self.note("gradient off, relatively", max(gathered(off.item())), 1e-9)
+        right, averaged = gradients(alone), gradients(model)
+        length = torch.stack([g.norm() for g in right.values()]).norm() + 1e-12
+        for name in right:
+            off = ((averaged[name] - right[name]).norm() / length).item()
+            self.note("gradient off, relatively", off, 1e-9, f": {name}")
 
     def after_step(self, model):
-        sums = gathered({n: p.sum().item() for n, p in model.named_parameters()})
-        for name in sums[0]:
-            values = sorted(sums_of_rank[name] for sums_of_rank in sums)
-            self.note("checksums apart", values[-1] - values[0], 0, f": {name}")
+        for name, p in model.named_parameters():
+            dist.broadcast(first := p.detach().clone(), src=0)  # rank 0's
+            apart = (p.detach() - first).abs().max().item()
+            self.note("weights apart", apart, where=f": {name}")
         self.step += 1
 
 
@@ -63,7 +71,7 @@ def train(device, check):
     x, y = torch.tensor(pixels[:1440] / 16, dtype=dtype), torch.tensor(labels[:1440])
     x, y = x.to(device), y.to(device)
     sampler, batch = DistributedSampler(x), GLOBAL_BATCH // dist.get_world_size()
-    loader = DataLoader(range(1440), batch, sampler=sampler)  # numbers of samples
+    loader = DataLoader(range(1440), batch, sampler=sampler)  # indices of samples
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     model = model.to(device, dtype)
@@ -72,20 +80,21 @@ def train(device, check):
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         total = torch.zeros((), device=device)
-        for numbers in loader:
-            loss = cross_entropy(replica(x[numbers]), y[numbers])
+        for indices in loader:
+            loss = cross_entropy(replica(x[indices]), y[indices])
             optimizer.zero_grad()
             loss.backward()
-            check and check.after_backward(model, numbers, x, y)
+            check and check.after_backward(model, indices, x, y)
             optimizer.step()
             check and check.after_step(model)
-            total += loss.detach() * len(numbers)
+            total += loss.detach() * len(indices)
         dist.all_reduce(total)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {total.item() / 1440:.4f}")
     for what, (number, first) in check.found.items() if check else ():
+        number = number if first else round(number, 9)
         if dist.get_rank() == 0:
-            print(f"{'WRONG' if first else 'ok':5} {what}: {round(number, 9):g}{first}")
+            print(f"{'WRONG' if first else 'ok':5} {what}: {number:g}{first}")
 
 
 if __name__ == "__main__":

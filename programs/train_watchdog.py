@@ -20,19 +20,28 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 class Watchdog:
-    """Say where each rank is, and which are missing, when a step takes too long."""
+    """Say where each rank is, and which are missing, when `check` is not reached.
+
+    A rank's stack is written after the limit. Rank 0 waits twice as long for
+    the others, and they wait three times as long for rank 0.
+    """
 
     def __init__(self, limit_s):
         self.limit_s = limit_s
         self.stacks = open(f"rank{dist.get_rank()}.stack", "w")  # noqa: SIM115
-        self.group = dist.new_group(backend="gloo")  # under NCCL, too
+        patience = timedelta(seconds=3 * limit_s)  # else 30 minutes
+        self.group = dist.new_group(backend="gloo", timeout=patience)  # under NCCL, too
+        self.watch()
 
     def check(self):
         """Wait for all ranks: call it on each of them, where you suspect the hang."""
-        limit = timedelta(seconds=self.limit_s)
-        dist.monitored_barrier(self.group, limit, wait_all_ranks=True)
+        patience = timedelta(seconds=2 * self.limit_s)
+        dist.monitored_barrier(self.group, patience, wait_all_ranks=True)
+        self.watch()
+
+    def watch(self):
         # Writes the stack unless the next call, or `stop`, comes before.
-        faulthandler.dump_traceback_later(self.limit_s / 2, file=self.stacks)
+        faulthandler.dump_traceback_later(self.limit_s, file=self.stacks)
 
     def stop(self):
         faulthandler.cancel_dump_traceback_later()
@@ -46,7 +55,7 @@ def read_slowly():
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--stuck", type=int, help="this rank hangs in epoch 1")
-parser.add_argument("--limit", type=float, default=300, help="seconds for a step")
+parser.add_argument("--limit", type=float, default=300, help="seconds between checks")
 args = parser.parse_args()
 
 # One GPU for each rank where there are enough, else the CPU.

@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from tests.programs.running import PROGRAMS, by_torchrun, on_ranks
+from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
 
 PROGRAM = PROGRAMS / "train_watchdog.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -54,15 +54,30 @@ def test_torchrun_runs_it(alone, tmp_path):
     assert printed(by_torchrun(PROGRAM, 2, folder=tmp_path)) == pytest.approx(alone, abs=2e-4)
 
 
-def test_a_hang_names_the_rank_and_leaves_the_line_of_each(alone, tmp_path):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    command = [*start, str(PROGRAM), "--stuck", "2", "--limit", "20"]
+def hang(program, world_size: int, *words: str, folder) -> tuple[str, str, list[list[str]]]:
+    """Return both outputs of a run that must fail, and the innermost two functions of each rank's first stack."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    command = [*start, str(program), *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
-    assert printed(done.stdout, "0") == pytest.approx(alone[:1], abs=2e-4)
-    assert "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 20000 ms" in done.stderr
-    stacks = [(tmp_path / f"rank{rank}.stack").read_text() for rank in range(4)]
-    innermost = [re.findall(r" in (\S+)$", stack, re.MULTILINE)[:2] for stack in stacks]
-    waits, stuck = ["monitored_barrier", "check"], ["read_slowly", "<module>"]
-    assert innermost == [waits, waits, stuck, waits]
+    stacks = [(folder / f"rank{rank}.stack").read_text() for rank in range(world_size)]
+    return done.stdout, done.stderr, [re.findall(r" in (\S+)$", stack, re.MULTILINE)[:2] for stack in stacks]
+
+
+WAITS, STUCK = ["monitored_barrier", "check"], ["read_slowly", "<module>"]
+
+
+def test_a_hang_names_the_rank_and_leaves_the_line_of_each(alone, tmp_path):
+    said, errors, innermost = hang(PROGRAM, 4, "--stuck", "2", "--limit", "10", folder=tmp_path)
+    assert printed(said, "0") == pytest.approx(alone[:1], abs=2e-4)
+    assert "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 20000 ms" in errors
+    assert innermost == [WAITS, WAITS, STUCK, WAITS]
+
+
+def test_rank_0_that_hangs_at_the_first_batch_leaves_its_line_and_the_others_point_to_it(tmp_path):
+    program = edited(PROGRAM, tmp_path, ("if epoch == 1 and", "if epoch == 0 and"))
+    said, errors, innermost = hang(program, 2, "--stuck", "0", "--limit", "5", folder=tmp_path)
+    assert printed(said, "") == []
+    assert "Rank 1 successfully reached monitoredBarrier, but received errors while waiting" in errors
+    assert innermost == [STUCK, WAITS]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LinearLR
 
 
 def train(device, global_batch, micro_batch, rate, warmup, epochs=3):
@@ -21,14 +22,15 @@ def train(device, global_batch, micro_batch, rate, warmup, epochs=3):
     x = torch.tensor(pixels[:1437] / 16).float().to(device)
     y = torch.tensor(labels[:1437]).to(device)
 
-    torch.manual_seed(0)  # the same first weights, and the same order, on all ranks
+    torch.manual_seed(0)  # the same first weights on all ranks
+    order = torch.Generator().manual_seed(0)  # the same order, whatever else draws
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    ramp = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warmup, 1, warmup - 1)
+    ramp = LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
 
     for epoch in range(epochs):
         total = torch.zeros((), device=device)
-        for batch in torch.randperm(len(x)).split(global_batch):
+        for batch in torch.randperm(len(x), generator=order).split(global_batch):
             optimizer.zero_grad()
             shard = batch[rank::world_size]  # the last batch's shards are unequal
             for part in shard.split(micro_batch):

@@ -7,7 +7,7 @@ from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, 
 from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
-from ddp_course.draw.data_parallel import loss_curves, shard_gradients, stacked
+from ddp_course.draw.data_parallel import shard_gradients, stacked
 from ddp_course.draw.failures import hang, lateness
 from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
@@ -53,7 +53,6 @@ __all__ = [
     "lateness",
     "lever",
     "live_bytes",
-    "loss_curves",
     "lost_time",
     "mean_weights",
     "memory_bars",

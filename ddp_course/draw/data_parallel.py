@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import chart, headline, legend_beside, name_axes
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
-from ddp_course.draw.style import ALARM, INK, MUTED, SMALL, WIDTH, rank_colour, tint
+from ddp_course.draw.style import ALARM, INK, SMALL, WIDTH, rank_colour, tint
 
 
 def shard_gradients(
@@ -30,8 +29,11 @@ def shard_gradients(
     left, span, total = 1.75, WIDTH - 1.9, sum(samples)
     weights = [n / total for n in samples] if weighted else [1 / len(samples)] * len(samples)
     one = "gradient of\none parameter"
-    for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, one), (1.2, "weight"), (0.55, "mean")):
+    alike = len(set(samples)) == 1  # then the weights say nothing
+    for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, one), (0.55, "mean")):
         label(ax, 0.12, y, name, align="left", bold=True)
+    if not alike:
+        label(ax, 0.12, 1.2, "weight", align="left", bold=True)
     box(ax, left, 3.28, span, 0.44, f"{total} samples, gradient {whole:.5f}")
     x = left
     for rank, (n, gradient) in enumerate(zip(samples, gradients, strict=True)):
@@ -39,8 +41,9 @@ def shard_gradients(
         middle = x + width / 2
         box(ax, x + 0.03, 2.46, width - 0.06, 0.44, f"{n} samples", colour=colour, size=SMALL)
         label(ax, middle, 1.86, f"{gradient:.5f}", size=SMALL)
-        label(ax, middle, 1.2, f"× {n}/{total}" if weighted else f"× 1/{len(samples)}", size=SMALL)
-        for start, end in ((3.24, 2.94), (2.42, 2.04), (1.68, 1.38), (1.02, 0.78)):
+        if not alike:
+            label(ax, middle, 1.2, f"× {n}/{total}" if weighted else f"× 1/{len(samples)}", size=SMALL)
+        for start, end in ((3.24, 2.94), (2.42, 2.04), *([(1.68, 0.78)] if alike else [(1.68, 1.38), (1.02, 0.78)])):
             arrow(ax, (middle, start), (middle, end), colour=colour)
         x += width
     mean = sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True))
@@ -49,20 +52,6 @@ def shard_gradients(
     box(ax, left, 0.33, span, 0.42, f"{mean:.5f}{verdict}", ink=INK if agrees else ALARM, bold=True)
     how = "Weighted by samples" if weighted else "With equal weights"
     finding(ax, f"{how}, the mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
-    return figure
-
-
-def loss_curves(curves: Mapping[str, Sequence[float]], start: float, unit: str = "epoch", *, title: str = "") -> Figure:
-    """The losses of several runs after each `unit`, and as a dashed line the loss that guessing would have."""
-    figure, ax = chart(3.5)
-    ax.axhline(start, color=MUTED, linestyle="--", linewidth=1.2, label="guessing")
-    for place, (name, losses) in enumerate(curves.items()):
-        points, colour = range(1, len(losses) + 1), rank_colour(place)
-        ax.plot(points, losses, "o-", color=colour, linewidth=1.8, markersize=4, label=name)
-    ax.set_ylim(bottom=0)
-    name_axes(ax, unit, "training loss")
-    headline(ax, title)
-    legend_beside(ax)  # curves go everywhere
     return figure
 
 

@@ -22,10 +22,11 @@ def alone() -> list:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+    order = torch.Generator().manual_seed(0)
     found, step = [], 0
     for _ in range(3):
         total = 0.0
-        for batch in torch.randperm(1437).split(64):
+        for batch in torch.randperm(1437, generator=order).split(64):
             step += 1
             optimizer.param_groups[0]["lr"] = 0.4 * min(1, step / 20)
             loss = cross_entropy(model(x[batch]), y[batch])
@@ -64,3 +65,8 @@ def test_without_the_weight_of_a_sample_the_shards_are_not_the_batch(alone, tmp_
 
 def test_torchrun_runs_it(alone):
     assert losses(by_torchrun(PROGRAM, 2, "--micro-batch", "8")) == alone
+
+
+def test_dropout_leaves_the_order_alone_however_many_micro_batches_a_rank_has(alone, tmp_path):
+    changed = edited(PROGRAM, tmp_path, ("nn.ReLU(),", "nn.ReLU(), nn.Dropout(1e-9),"))  # draws, and drops nothing
+    assert losses(on_ranks(changed, 3, "--micro-batch", "7")[0]) == alone

@@ -34,13 +34,13 @@ def _lines(names: Sequence[str], values: Sequence[float]) -> str:
 
 
 def _one_result(title: str, columns: Sequence[str], kept: Sequence[str], sent: Sequence[str], result: str) -> Figure:
-    """A row for each rank: what it keeps, and what it sends; on the right what all make of that, and back."""
-    step, below, top = 0.92, 0.5, 0.5
-    height = top + step * len(kept) + below + 0.1
+    """A row for each rank: what it keeps, and what it sends; on the right what all ranks make of that."""
+    step, top = 0.92, 0.5
+    height = top + step * len(kept) + 0.1
     figure, ax = canvas(height)
     for x, heading in zip((1.6, 4.45, 7.0), columns, strict=True):
         label(ax, x, height - 0.26, heading, size=LABEL, bold=True)
-    middle = below + (height - below - top) / 2
+    middle = (height - top) / 2
     for rank, (own, numbers) in enumerate(zip(kept, sent, strict=True)):
         y, colour = height - top - step * (rank + 0.5), rank_colour(rank)
         box(ax, 0.1, y - 0.36, 3.0, 0.72, f"rank {rank}\n{own}", colour=colour, size=SMALL)
@@ -48,8 +48,5 @@ def _one_result(title: str, columns: Sequence[str], kept: Sequence[str], sent: S
         arrow(ax, (3.13, y), (3.52, y), colour=colour)
         arrow(ax, (5.38, y), (6.07, middle), colour=colour)
     box(ax, 6.1, middle - 0.48, WIDTH - 6.2, 0.96, result, colour=SHARED, size=SMALL, bold=True)
-    back = "back on every rank: dx of its own samples, by these means"
-    box(ax, 0.1, 0.1, 5.25, below - 0.1, back, colour=SHARED, size=SMALL)
-    arrow(ax, (6.6, middle - 0.51), (5.38, 0.1 + (below - 0.1) / 2), colour=SHARED)
     finding(ax, title)
     return figure

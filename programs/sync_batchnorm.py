@@ -44,7 +44,7 @@ class SyncBatchNorm(nn.BatchNorm2d):
         dims, shape, group = (0, 2, 3), (1, -1, 1, 1), self.process_group
         count = x.new_tensor([x.numel() / x.size(1)])  # samples * pixels
         totals = SumOverRanks.apply(torch.cat([x.sum(dims), count]), group)
-        mean, count = totals[:-1] / totals[-1], totals[-1].detach()
+        mean, count = totals[:-1] / totals[-1], totals[-1]
         centred = x - mean.view(shape)
         var = SumOverRanks.apply(centred.square().sum(dims), group) / count
         with torch.no_grad():
@@ -71,9 +71,10 @@ def train(device, statistics):
         group, _ = dist.new_subgroups(int(os.environ["LOCAL_WORLD_SIZE"]))
     if cuda and statistics != "rank":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # before DDP
-    for layer in model.modules() if not cuda and statistics != "rank" else ():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.__class__, layer.process_group = SyncBatchNorm, group
+    elif statistics != "rank":
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):  # keeps its tensors
+                layer.__class__, layer.process_group = SyncBatchNorm, group
     replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 

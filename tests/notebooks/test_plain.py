@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks.test_lessons import LESSONS, cells_of
 
-REWRITTEN = ("00", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12", "13", "14", "15")
+REWRITTEN = ("00", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12", "13", "14", "15", "16", "17")
 OF_TORCH = re.compile(r"\b(torch|dist|nn|F|DDP|DistributedDataParallel|DataLoader|DistributedSampler)\b")
 SHOWS = {"launch", "RankPool", "RankError", "draw"}  # what starts ranks and draws what they did
 MOST = {"names": 4, "words": 3000, "cells": 26, "questions": 8, "Booleans": 4, "brackets": 2, "sliced": 0}

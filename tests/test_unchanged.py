@@ -19,7 +19,7 @@ COMMANDS = {"notebooks/00_start_here.ipynb", "notebooks/11_your_own_program.ipyn
         ("solutions/09_logging/bank.py", {BANK}),
         ("judges/logging/mean.py", {BANK}),
         ("ddp_course/launcher/pool.py", None),
-        ("ddp_course/beyond/pipeline.py", {"notebooks/17_sharding.ipynb", *COMMANDS}),
+        ("ddp_course/beyond/live_bytes.py", {"notebooks/17_sharding.ipynb", *COMMANDS}),
         ("versions.txt", None),
         ("tests/test_gpt.py", set()),
     ],

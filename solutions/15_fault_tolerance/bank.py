@@ -143,7 +143,7 @@ it waits for a signal that never comes | all | an endless loop ends nothing eith
     run.save() => while not told: pass
 all steps, though some are done | finish | train until run.step reaches run.steps
     while run.step < run.steps: => for _ in range(run.steps):
-the number of steps of the visible check | finish | train until run.step reaches run.steps
+the number of steps of the visible check | finish agree | train until run.step reaches run.steps
     run.step < run.steps: => run.step < 8:
 """
 

@@ -81,11 +81,12 @@ def forward_outside_no_sync(source: Source) -> Found:
     quiet = {last_name(t) for node in source.all(ast.Assign) for t in node.targets if "no_sync" in words_in(node.value)}
     quiet |= {name for name, node in source.functions.items() if "no_sync" in words_in(node)}
     for node in source.all(ast.With):
-        if not any(words_in(item.context_expr) & (quiet | {"no_sync"}) for item in node.items):
+        asked = set().union(*(words_in(item.context_expr) for item in node.items))  # with `no_sync`, the replica
+        if not asked & (quiet | {"no_sync"}):
             continue
         calls = [each for part in node.body for each in ast.walk(part) if isinstance(each, ast.Call)]
         inside = {last_name(each) for each in calls}
         if "backward" in inside and not inside & (
-            source.wrapped | set(source.functions) | {"forward", "model", "net", "ddp", "ddp_model"}
+            source.wrapped | set(source.functions) | asked | {"forward", "model", "net", "ddp", "ddp_model"}
         ):
             yield node, "backward stands inside, the forward does not"

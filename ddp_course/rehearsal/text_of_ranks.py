@@ -23,7 +23,7 @@ def unguarded_save(source: Source) -> Found:
     for call in source.named("save"):
         path = [*call.args[1:], *filter(None, [keyword(call, "f")])]
         if (
-            name_of(call) in ("torch.save", "save")
+            name_of(call) in {"torch.save", "save"} - source.functions.keys()  # `save` may be the program's own
             and not source.one_rank_only(call)
             and not any(map(source.of_rank, path))
         ):

@@ -44,8 +44,23 @@ def unread_samples(source: Source) -> Found:
         made = source.given.get(last_name(data), ()) if data is not None else ()
         seeded = any(each.arg == "seed" and source.of_rank(each.value) for node in made for each in
                      getattr(node.value, "keywords", ()))  # fmt: skip
-        if data is not None and source.of_rank(data) and not seeded and not _evaluates(source, call):
+        if data is None or seeded or _evaluates(source, call):
+            continue
+        if source.of_rank(data) and not _named_again(source, call, [node.value for node in made]):
             yield call, "the data that it divides depends on the rank already"
+
+
+def _named_again(source: Source, call: ast.Call, made: list[ast.AST]) -> bool:
+    """Whether the data depends on the rank only because a loop over its loader has the names of its parts, `x, y`."""
+    parts = [each for value in made for each in ast.walk(value) if isinstance(each, ast.Name)]
+    later = {each.id for loop in source.all(ast.For) if loop.lineno > call.lineno
+             for each in ast.walk(loop.target) if isinstance(each, ast.Name)}  # fmt: skip
+    looped = {each.id for each in parts} & later
+    here = (node for node in source.all(ast.Assign) if source.function_of(node) is source.function_of(call))
+    given = [node.value for node in here if any(looped & words_in(target) for target in node.targets)]
+    others = [each for each in parts if each.id not in looped]
+    plain = not any("rank" in word.lower() for value in made for word in words_in(value))
+    return bool(looped) and plain and not any(map(source.of_rank, [*given, *others]))
 
 
 def _picks_by_rank(source: Source) -> bool:

@@ -83,7 +83,9 @@ def inexact_resume(source: Source) -> Found:
                   if isinstance(node.value, ast.Call) and ".optim." in f".{name_of(node.value)}"
                   and "lr_scheduler" not in name_of(node.value)}  # fmt: skip
     model = next((call for call in source.named("load_state_dict") if _owner(call) not in optimizers), None)
-    if model is None:
+    each_of_several = {each.id for loop in (*source.all(ast.For), *source.all(ast.comprehension))
+                       for each in ast.walk(loop.target) if isinstance(each, ast.Name)}  # fmt: skip
+    if model is None or loaded & each_of_several:  # a loop over all that has a state
         return
     if optimizers and not optimizers & loaded:
         yield model, f"the weights come back, and the state of {sorted(optimizers)[0]} does not"

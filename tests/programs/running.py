@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -12,6 +13,8 @@ import sys
 from pathlib import Path
 
 import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 from ddp_course import launch
 
@@ -64,3 +67,32 @@ def edited(program: Path, folder: Path, *edits: tuple[str, str]) -> Path:
         source = source.replace(old, new)
     (folder / program.name).write_text(source)
     return folder / program.name
+
+
+def losses_in(said: str, epochs: str) -> list[float]:
+    """Return the losses of lines that begin with `epoch N: loss`, which must be these epochs'."""
+    found = re.findall(r"epoch (\d): loss (\d\.\d{4})\n", said)
+    assert [epoch for epoch, _ in found] == list(epochs)
+    return [float(loss) for _, loss in found]
+
+
+@functools.cache
+def losses_of_one_process(epochs: int) -> tuple[float, ...]:
+    """Lesson 00's training in a process that has no ranks, no sampler and no DDP: the mean loss of each epoch."""
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels[:1440] / 16).float(), torch.tensor(labels[:1440])
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    losses = []
+    for epoch in range(epochs):
+        total = 0.0
+        for batch in torch.randperm(1440, generator=torch.Generator().manual_seed(epoch)).split(32):
+            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * 32
+        losses.append(total / 1440)
+    assert losses[-1] < losses[0] / 2
+    return tuple(losses)

@@ -3,12 +3,8 @@
 import re
 
 import pytest
-import torch
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.nn.functional import cross_entropy
 
-from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
+from tests.programs.running import PROGRAMS, by_torchrun, edited, losses_in, losses_of_one_process, on_ranks
 
 PROGRAM = PROGRAMS / "train_check.py"
 SAMPLES, ORDER, GRADIENT, WEIGHTS = (
@@ -20,30 +16,6 @@ SAMPLES, ORDER, GRADIENT, WEIGHTS = (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[float]:
-    """The losses of a loop without ranks, sampler and DDP."""
-    pixels, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(pixels / 16).float(), torch.tensor(labels)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.2), []
-    for epoch in range(2):
-        total = 0.0
-        for batch in torch.randperm(1440, generator=torch.Generator().manual_seed(epoch)).split(32):
-            optimizer.zero_grad()
-            loss = cross_entropy(model(x[batch]), y[batch])
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * 32
-        found.append(total / 1440)
-    return found
-
-
-def losses_in(said: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"epoch \d: loss (\d\.\d{4})\n", said)]
-
-
 def verdicts(said: str) -> dict[str, tuple[str, float, str]]:
     """What the report says of each comparison: ok or WRONG, the number, where first."""
     found = re.findall(r"^(ok|WRONG) +(.*): ([\d.e+-]+|nan)(?:, first in (.*))?$", said, re.MULTILINE)
@@ -52,10 +24,10 @@ def verdicts(said: str) -> dict[str, tuple[str, float, str]]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("words", [(), ("--check",)])
-def test_it_has_the_losses_of_one_process_and_finds_nothing(alone, world_size, words):
+def test_it_has_the_losses_of_one_process_and_finds_nothing(world_size, words):
     first, *others = on_ranks(PROGRAM, world_size, *words)
     assert others == [""] * (world_size - 1)
-    assert losses_in(first) == pytest.approx(alone, abs=2e-4)
+    assert losses_in(first, "01") == pytest.approx(losses_of_one_process(2), abs=2e-4)
     found = verdicts(first)
     assert set(found) == ({SAMPLES, ORDER, GRADIENT, WEIGHTS} if words else set())
     assert all(verdict == "ok" for verdict, *_ in found.values())
@@ -126,6 +98,7 @@ def test_it_names_a_planted_fault_and_where_it_began(name, tmp_path):
     assert all(number != 0 for verdict, number, _ in found.values() if verdict == "WRONG")
 
 
-def test_torchrun_runs_it(alone):
+def test_torchrun_runs_it():
     said = by_torchrun(PROGRAM, 2, "--check")
-    assert losses_in(said) == pytest.approx(alone, abs=2e-4) and len(verdicts(said)) == 4
+    assert losses_in(said, "01") == pytest.approx(losses_of_one_process(2), abs=2e-4)
+    assert len(verdicts(said)) == 4

@@ -7,7 +7,7 @@ ranks. On this machine a simulated link cannot be quicker than the all_reduce th
 longer of the two times.
 
 Left out on purpose: ranks that are slow by turns, other traffic on the link, and buckets of several dtypes.
-Read next: `published.py`, predictions beside published measurements; `measure.py`, the other side of the comparison.
+Read next: `collective_cost.py`, alpha and beta from measured times.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ WRONG = [
          (".sum() * world_size / count", ".mean()"),
          ("torch.log_softmax(replica(state), dim=-1).gather(1, action[:, None]).squeeze(1)",
           "torch.distributions.Categorical(logits=replica(state)).log_prob(action)")),
-        ("divided twice", "equal unequal clip none", "and by the number of ranks as well",
+        ("divided twice", "equal unequal none", "and by the number of ranks as well",
          ("* world_size / count", "/ count"), ("(mean / world_size)", "mean")),
         ("a replica that nobody holds", "equal unequal clip none",
          "a DDP object that nobody holds is gone before backward",

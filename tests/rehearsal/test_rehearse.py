@@ -67,7 +67,9 @@ def main():
 
 
 DIVIDED = "            for p in model.parameters():\n                p.grad /= world_size\n"
-PADDED = "    sampler = DistributedSampler(data, shuffle=False)\n"
+PADDED = """    sampler = DistributedSampler(data, shuffle=False)
+    for x, y in DataLoader(data, batch_size=256, sampler=sampler):
+"""
 
 
 def test_silent_faults_are_named_on_their_lines(tmp_path):
@@ -76,11 +78,11 @@ def test_silent_faults_are_named_on_their_lines(tmp_path):
         ("import os\n", "import os\nimport time\n"),
         ("def main():\n", SLOW_AND_ALIKE),
         ("DataLoader(train,", "DataLoader(Noisy(train),"),
-        ("options.batch // world_size", "options.batch"),
+        ("BATCH // world_size", "BATCH"),
         ("        sampler.set_epoch(epoch)  # 4: a new order in each epoch\n", ""),
         ("            optimizer.step()\n", f"{DIVIDED}            optimizer.step()\n"),
-        ("    mine = Subset(data, range(dist.get_rank(), len(data), dist.get_world_size()))\n", PADDED),
-        ("DataLoader(mine, batch_size=256)", "DataLoader(data, batch_size=256, sampler=sampler)"),
+        ("    test = Subset(test, range(rank, len(test), world_size))\n", ""),
+        ("    for x, y in DataLoader(data, batch_size=256):\n", PADDED),
         ('        optimizer.load_state_dict(saved["optimizer"])\n', ""),
         ("if rank == 0:  # 5: one rank prints", "if True:"),
         ("[device] if cuda else None)", "[device] if cuda else None, find_unused_parameters=True)"),

@@ -34,7 +34,7 @@ LONG = (
     "tests/notebooks/",
     "tests/rehearsal/",
 )
-LESSONS_ANSWERS = re.compile(r"(tests/grading/test_banks\.py)::test_\w+_answer_\w+\[(\d\d)\.")
+LESSONS_ANSWERS = re.compile(r"(tests/grading/test_(?:banks|judges)\.py)::test_\w+\[(\d\d)\.")
 
 
 class LongestFirst(LoadScopeScheduling):

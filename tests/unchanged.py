@@ -24,7 +24,7 @@ from ddp_course.grading.registry import LESSONS
 
 ROOT = Path(__file__).parents[1]
 LITTER = {"__pycache__", ".ipynb_checkpoints"}
-JUDGING = ("bank.py", "submissions.py", "test_banks.py")
+JUDGING = ("bank.py", "submissions.py", "test_banks.py", "test_judges.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def groups() -> dict[str, str]:
     """Return what passes or not as a whole, with its hash."""
     versions = [ROOT / "versions.txt"]
-    judging = [ROOT / "tests/grading" / name for name in JUDGING]
+    judging = [ROOT / "judges/solutions.json", *(ROOT / "tests/grading" / name for name in JUDGING)]
     found = {}
     for name in LESSONS.values():
         bank, notebook = ROOT / "solutions" / name, ROOT / f"notebooks/{name}.ipynb"
@@ -105,8 +105,10 @@ def group_of(item: pytest.Item) -> str | None:
     """Return the group of a test, if it belongs to one."""
     if item.nodeid.startswith("notebooks/"):
         return item.nodeid.partition("::")[0]
-    answer = getattr(getattr(item, "callspec", None), "params", {}).get("answer")
-    return f"solutions/{LESSONS[answer.exercise[:2]]}" if answer else None
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if exercise := getattr(params.get("answer"), "exercise", getattr(params.get("exercise"), "id", None)):
+        return f"solutions/{LESSONS[exercise[:2]]}"
+    return None
 
 
 class Unchanged:

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
+from ddp_course.grading.source import Mistake
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -71,6 +73,8 @@ class Exercise:
     judge: Judge
     hints: tuple[tuple[str, str], ...] = ()  # (see `codes.fits`, likely cause)
     refused: tuple[str, ...] = ()  # what does the task already: "torch.nn.parallel.DistributedDataParallel"
+    mistakes: tuple[Mistake, ...] = ()  # known wrong answers
+    rights: tuple[tuple[str, str], ...] = ()  # right answers besides the solution: (way, text)
 
     @property
     def points(self) -> int:

@@ -9,9 +9,11 @@ Read next: `commands/release.py`, which writes exercises/; nbgrader/converters/g
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ddp_course.grading.places import need_nbgrader
+from ddp_course.grading.registry import exercise_of
 
 # Those of nbgrader's GenerateAssignment that work without a database, in its order.
 STEPS = (
@@ -39,6 +41,24 @@ def released(source: Path) -> str:
         notebook = read(file, as_version=4)
     text, _ = exporter.from_notebook_node(notebook)
     return text
+
+
+def for_judges(sources: list[Path]) -> str:
+    """Return what judges need of the solution notebooks, as JSON: by lesson the setup, by exercise the answer.
+
+    Judges have a copy, since a course may be given to learners without solutions/.
+    """
+    import nbformat
+
+    found = {}
+    for source in sources:
+        for cell in nbformat.read(source, as_version=4).cells:
+            name = cell.metadata.get("nbgrader", {}).get("grade_id", "")
+            if name == "setup":
+                found[source.stem[:2]] = cell.source
+            elif name.endswith("-answer"):
+                found[exercise_of(name)] = cell.source
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
 def holds_answers(exercise: Path) -> bool:

@@ -10,6 +10,7 @@ Read next: `judges/`, which turn a factor into a sentence.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,50 @@ def close(found: Any, expected: Any, tolerance: float = 1e-6) -> bool:
         return False
     scale = max([1e-30, *map(abs, theirs)])
     return all(abs(a - b) <= tolerance * scale for a, b in zip(ours, theirs, strict=True))
+
+
+def same(found: Any, right: Any, tolerance: float = 1e-6) -> bool:
+    """Whether two views are one: floats up to `tolerance` of the largest beside them, all else exactly; nan is nan."""
+    if isinstance(right, bool) or isinstance(found, bool):
+        return found is right
+    if isinstance(right, int | float):
+        if not isinstance(found, int | float):
+            return False
+        return found == right or (found != found and right != right) or _near(found, right, tolerance * abs(right))
+    if isinstance(right, dict) and isinstance(found, dict):
+        return found.keys() == right.keys() and all(same(found[key], right[key], tolerance) for key in right)
+    if not isinstance(right, list | tuple) or not isinstance(found, list | tuple):
+        return type(found) is type(right) and found == right
+    return len(found) == len(right) and all(_same_items(found, right, tolerance))
+
+
+def _same_items(found: Sequence, right: Sequence, tolerance: float) -> Iterator[bool]:
+    scale = tolerance * max((abs(x) for x in right if isinstance(x, float) and math.isfinite(x)), default=0.0)
+    for a, b in zip(found, right, strict=True):
+        yield (isinstance(a, float) and isinstance(b, float) and _near(a, b, scale)) or same(a, b, tolerance)
+
+
+def _near(found: float, right: float, distance: float) -> bool:
+    return (isinstance(found, float) or isinstance(right, float)) and abs(found - right) <= distance
+
+
+def differing(found: Any, right: Any, tolerance: float = 1e-6) -> tuple[str, Any, Any]:
+    """Return the place where two views first part, in words, and what each has there; a short list stays whole."""
+    where = []
+    while True:
+        if isinstance(right, dict) and isinstance(found, dict) and found.keys() == right.keys():
+            key = next((key for key in right if not same(found[key], right[key], tolerance)), None)
+        elif isinstance(right, list | tuple) and isinstance(found, list | tuple) and len(found) == len(right):
+            if len(right) <= 6 and not any(isinstance(item, list | tuple | dict) for item in right):
+                break
+            key = next((n for n, ok in enumerate(_same_items(found, right, tolerance)) if not ok), None)
+        else:
+            break
+        if key is None:
+            break
+        where.append(str(key) if isinstance(right, dict) else f"[{key}]")
+        found, right = found[key], right[key]
+    return " ".join(where).replace(" [", "["), found, right
 
 
 def factor(found: Any, expected: Any, tolerance: float = 1e-4) -> float | None:

@@ -1,8 +1,6 @@
 """How do several ranks learn one policy, each in games of its own?
 
-    launch(train_policy, 2, args=(PolicyConfig(),))                  # from a cell
-    ddp-course train policy --world-size 2                           # from a terminal; starts the ranks itself
-    torchrun --nproc-per-node 2 -m ddp_course.train policy           # the ranks are there already; joins them
+    launch(train_policy, 2, args=(PolicyConfig(),))
 
 There is no dataset to divide. Each rank makes its own rows by playing (`rollouts.py`), with seeds of its own, and
 DistributedDataParallel averages the gradients of the policy. Ranks seldom have equally many rows, since those that only
@@ -31,7 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checkpoint.state import checksum
 from ddp_course.groups import my_device
-from ddp_course.train.config import Options, option
 from ddp_course.train.rollouts import SOLVED, Player, Rollout, advantages, log_probability, mean_return
 
 ENOUGH = 495.0  # mean return in the games of a look; more than SOLVED, since other games come after
@@ -40,24 +37,24 @@ __all__ = ["ActorCritic", "PolicyConfig", "PolicyResult", "learn", "train_policy
 
 
 @dataclass(frozen=True)
-class PolicyConfig(Options):
-    """How to learn CartPole. Each field is also an option of the command line."""
+class PolicyConfig:
+    """How to learn CartPole."""
 
-    iterations: int = option(300, "times to play and then learn, at most", least=1)
-    num_envs: int = option(8, "environments of each rank", least=1)
-    horizon: int = option(32, "steps of each environment between two updates", least=2)
-    epochs: int = option(16, "passes over the rows of an iteration, one optimizer step each", least=1)
-    hidden: int = option(64, "width of the two hidden layers, of actor and of critic", least=1)
-    lr: float = option(2e-3, "learning rate at the start; falls to 0 evenly")
-    clip: float = option(0.2, "how far a probability may move, as a share; falls with the learning rate")
-    gamma: float = option(0.98, "weight of a reward one step later")
-    lam: float = option(0.8, "weight of a surprise one step later, beside gamma")
-    value_weight: float = option(0.5, "weight of the critic's loss")
-    max_norm: float = option(0.5, "the gradient's norm is clipped to this, after the averaging")
-    check_every: int = option(10, "iterations between two looks whether the game is solved (0: play them all)", least=0)
-    episodes: int = option(128, "episodes of each look and of the evaluation at the end, over all ranks", least=1)
-    seed: int = option(0, "chooses the first weights, the games and the actions", least=0)
-    same_seed: bool = option(False, "give every rank rank 0's games: a mistake, to see what it costs")
+    iterations: int = 300  # times to play and then learn, at most
+    num_envs: int = 8  # environments of each rank
+    horizon: int = 32  # steps of each environment between two updates
+    epochs: int = 16  # passes over the rows of an iteration, one optimizer step each
+    hidden: int = 64  # width of the two hidden layers, of actor and of critic
+    lr: float = 2e-3  # learning rate at the start; falls to 0 evenly
+    clip: float = 0.2  # how far a probability may move, as a share; falls with the learning rate
+    gamma: float = 0.98  # weight of a reward one step later
+    lam: float = 0.8  # weight of a surprise one step later, beside gamma
+    value_weight: float = 0.5  # weight of the critic's loss
+    max_norm: float = 0.5  # the gradient's norm is clipped to this, after the averaging
+    check_every: int = 10  # iterations between two looks whether the game is solved (0: play them all)
+    episodes: int = 128  # episodes of each look and of the evaluation at the end, over all ranks
+    seed: int = 0  # chooses the first weights, the games and the actions
+    same_seed: bool = False  # give every rank rank 0's games: a mistake, to see what it costs
 
 
 @dataclass(frozen=True)

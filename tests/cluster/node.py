@@ -1,4 +1,4 @@
-"""How are several machines tried out on one, and how does one of them die?
+"""Several machines on one, and how one of them dies.
 
 A `Node` stands for one machine of a job: a torchrun agent with its ranks. The agents meet at a store (torch's c10d
 rendezvous), agree on who takes part, and start their ranks; when a rank or a machine is gone, they do so again, and
@@ -9,8 +9,7 @@ torchrun gives each rank a session of its own, so a killed agent leaves its rank
 carries the node's mark in its environment, and is found by it in /proc: by `kill`, at the end of the `with` block, and
 by the janitor, should this process be killed.
 
-Left out on purpose: starting programs on other machines, which a cluster does (`commands/submit.py`).
-Read next: torch/distributed/elastic/agent/server/api.py, what the agent does.
+Source: torch/distributed/elastic/agent/server/api.py, what the agent does.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class NodeSettings:
 class Node(AbstractContextManager):
     """One torchrun agent with its ranks, which starts at once.
 
-        program = ["-m", "ddp_course.train", "--epochs", "2"]
+        program = ["train.py"]
         with Node(program, nnodes="2") as first, Node(program, nnodes="2", endpoint=first.endpoint) as second:
             first.wait(60), second.wait(60)           # (0, 0): two machines with two ranks each
 

@@ -16,11 +16,11 @@ import pytest
 import torch.distributed as dist
 
 from ddp_course import rendezvous
-from ddp_course.diagnose.nodes import Node
 from ddp_course.launcher import janitor
+from tests.cluster.node import Node
 from tests.diagnose.machines import listening_at
 
-PROGRAM = str(Path(__file__).with_name("nodes_on_ranks.py"))
+PROGRAM = str(Path(__file__).with_name("count_on_ranks.py"))
 LIMIT_S = 90  # far more than needed: a machine that does other things too
 
 
@@ -161,7 +161,7 @@ def test_a_dead_node_is_done_without_and_may_come_back(tmp_path):
 def test_nothing_outlives_a_node_or_its_parent(tmp_path):
     script = f"""
 import time
-from ddp_course.diagnose.nodes import Node
+from tests.cluster.node import Node
 node = Node({counting(tmp_path)!r})
 node.wait_until(lambda: len(node.rank_pids()) == 2, {LIMIT_S})
 print(node._mark, node._folder, flush=True)

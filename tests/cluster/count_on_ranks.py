@@ -1,6 +1,6 @@
 """A program for torchrun that counts to N together, in a file: killed anywhere, it goes on where it was.
 
-Run as `torchrun nodes_on_ranks.py FOLDER STEPS HOLD_AT TIMEOUT_S`. From HOLD_AT on it counts only once FOLDER/go is
+Run as `torchrun count_on_ranks.py FOLDER STEPS HOLD_AT TIMEOUT_S`. From HOLD_AT on it counts only once FOLDER/go is
 there, and talks on meanwhile, as ranks in training do. At the end each rank prints what it saw, as JSON.
 """
 

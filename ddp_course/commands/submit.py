@@ -208,7 +208,7 @@ def script_of(words: list[str]) -> list[str]:
     if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         words = words[1:]  # which one is said by --python
     if not words:
-        raise ValueError("what shall run on each rank? Give it after --, such as: -- python train.py run.pt")
+        raise ValueError("what runs on each rank? Give it after --, such as: -- python train.py run.pt")
     if not words[0].endswith(".py") and not (words[0] == "-m" and len(words) > 1):
         raise ValueError(f"-- {given}: expected python and a script, such as: -- python train.py run.pt")
     return words

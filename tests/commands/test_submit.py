@@ -151,7 +151,7 @@ def test_the_operator_refuses_what_it_does_not_know(capsys, right, wrong):
     "words, says",
     [
         ([], "one of the arguments --slurm --k8s is required"),
-        (["--slurm", "--"], "what shall run on each rank? Give it after --"),
+        (["--slurm", "--"], "what runs on each rank? Give it after --"),
         ([*SLURM, "--nodes", "1:2"], "SLURM gives a fixed number"),
         ([*SLURM, "--nodes", "0"], "--nodes '0': expected a number"),
         ([*SLURM, "--nodes", "3:2"], "--nodes '3:2'"),
@@ -169,7 +169,7 @@ def test_the_operator_refuses_what_it_does_not_know(capsys, right, wrong):
         ([*K8S, "--partition", "gpu"], "--partition is for --slurm only"),
         ([*K8S, "--memory", "16"], "--memory '16': expected an amount such as 16Gi"),
         ([*K8S, "--image", "a b"], "--image 'a b'"),
-        ([*SLURM, "--", "python"], "what shall run on each rank?"),
+        ([*SLURM, "--", "python"], "what runs on each rank?"),
         ([*SLURM, "--", "--epochs", "3"], "expected python and a script"),
         ([*SLURM, "--", "python", "-m"], "expected python and a script"),
         ([*SLURM, "--", "torchrun", "--nproc-per-node=2", "train.py"], "leave torchrun and its options out"),

@@ -17,8 +17,6 @@ from pathlib import Path
 from ddp_course.grading import check
 from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import find_exercise
-from tests.grading.bank import written
-from tests.grading.submissions import setup_of
 
 ANSWERS = Path(__file__).with_name("strangers.jsonl")
 
@@ -41,6 +39,9 @@ def main(wanted: list[str]) -> int:
 
 def full_marks(answer: dict) -> bool:
     """Return whether an answer gets all points with both seeds."""
+    from tests.grading.bank import written  # here: a rank imports this file, and needs neither nbformat nor the banks
+    from tests.grading.submissions import setup_of
+
     exercise = find_exercise(answer["exercise"])
     with contextlib.redirect_stdout(io.StringIO()):
         function = written(exercise.id, answer["source"], setup_of(exercise.id[:2]))

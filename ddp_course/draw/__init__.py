@@ -3,7 +3,7 @@
 `style.py` holds the look, `shapes.py` and `charts.py` what pictures are made of, the other files the pictures.
 """
 
-from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
+from ddp_course.draw.beyond import decision, holdings, live_bytes, pipeline_passes
 from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
@@ -55,7 +55,6 @@ __all__ = [
     "live_bytes",
     "lost_time",
     "mean_weights",
-    "memory_bars",
     "message_rounds",
     "own_losses",
     "pipeline_passes",

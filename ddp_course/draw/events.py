@@ -47,16 +47,6 @@ class Recording:
     note: str  # for the reader: what the places of the events mean
 
 
-def of_spans(spans_by_rank: Sequence[Sequence[Span]]) -> Recording:
-    """Read what `record_trace` has returned on each rank."""
-    events = [
-        Event(rank, span.name, span.start_s, span.end_s, span.lane, span.bytes, span.line)
-        for rank, spans in enumerate(merge_ranks(spans_by_rank))
-        for span in spans
-    ]
-    return Recording(events, True, "One step, recorded by torch.profiler, on one clock for all ranks.")
-
-
 def of_dumps(dumps: Mapping[int | None, Dump]) -> Recording:
     """Read Flight Recorder dumps, by rank: with times if they have some of an end, else in order.
 

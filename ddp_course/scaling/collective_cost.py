@@ -178,32 +178,6 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 # --- The measurement -------------------------------------------------------------------------------
 
 
-def measure_collectives(
-    world_size: int = 2,
-    ops: Sequence[str] = ("all_reduce",),
-    sizes: Sequence[int] = SIZES,
-    *,
-    rounds: int = 5,
-    start_method: str = "forkserver",
-) -> dict[str, CollectiveCost]:
-    """Measure collectives between ranks of this machine over sizes, and fit a line to each.
-
-    Args:
-        sizes: bytes; each is rounded up so that every rank has a whole number of floats.
-        rounds: how often all sizes are gone through; the time of a size is the median over the rounds.
-    Raises:
-        ValueError: an argument is wrong; says which.
-        RankError: a rank failed.
-    """
-    whole = 4 * world_size
-    sizes = sorted({-(-size // whole) * whole for size in sizes})
-    for op in ops:
-        fit_link(op, sizes, [1.0] * len(sizes), world_size)  # refuses what could not be fitted later
-    with RankPool(world_size, backend="gloo", start_method=start_method, quiet=True) as ranks:
-        by_rank = ranks.run(timed_collectives, (list(ops), sizes, rounds), limit_s=RUN_LIMIT_S)
-    return {op: fit_link(op, sizes, [_median(by_rank, op, size) for size in sizes], world_size) for op in ops}
-
-
 Readings = dict[tuple[str, int], list[list[tuple[float, float]]]]  # by collective and size: rounds of (start, end)
 
 

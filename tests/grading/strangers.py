@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from ddp_course.grading import check
+from ddp_course.grading import check, differential
 from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import find_exercise
 
@@ -24,6 +24,7 @@ ANSWERS = Path(__file__).with_name("strangers.jsonl")
 def main(wanted: list[str]) -> int:
     """Check the answers; return how many got what they should not."""
     os.environ[progress.VARIABLE] = ""
+    differential.EXPLAIN_S = 0.0  # points alone are asked for
     answers = [json.loads(line) for line in ANSWERS.read_text(encoding="utf-8").splitlines()]
     odd = judged = 0
     for answer in answers:

@@ -23,7 +23,6 @@ ORDER = (
     ("diagnose",),
     ("scaling",),
     ("beyond",),
-    ("train",),
     ("checkpoint",),
     ("parallel", "data"),
     ("gpt", "models", "metrics", "logs"),

@@ -11,9 +11,9 @@ from itertools import accumulate, groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import chart, headline, legend, page
+from ddp_course.draw.charts import page
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import (
     ALARM,

@@ -4,17 +4,14 @@ A `Span` is something that one rank did from one moment to another, in one lane:
 so on. Spans are plain numbers, so all that is asked of them is arithmetic on intervals. `exposed_seconds` is what
 communication costs: the time in which a rank's collectives run and its model does not.
 
-Left out on purpose: where spans come from, which is `trace.py`'s part.
-Read next: `trace.py`, which records them; or `draw/timelines.py`, the picture.
+Read next: `simulate.py`, which makes them; `draw/timelines.py`, the picture.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 
 LANES = ("forward", "backward", "waiting", "optimizer", "all-reduce", "other collective")
 COMPUTING = ("forward", "backward", "optimizer")

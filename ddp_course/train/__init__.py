@@ -1,1 +1,0 @@
-"""Reinforcement learning on several ranks, for lesson 19: `rollouts.py`, then `policy.py`."""

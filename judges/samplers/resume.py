@@ -226,7 +226,7 @@ the course's own | all | this exercise is to write what it does | tests
             super().__init__(length, world_size, rank, seed=seed, streaming=True)
 """
 
-ONCE = "one order for all ranks, each takes every world_size-th entry; a step of all moves the position by world_size * rows"
+ONCE = "one order for all ranks, each takes every world_size-th entry; a step moves the position by world_size * rows"
 
 RESUME = exercise(
     *("05.3", "Resume where you stopped (stretch)", "Resumable", 25),

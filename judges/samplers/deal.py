@@ -230,8 +230,8 @@ DEAL = exercise(
         "even": ("all ranks get equally many", 1, "uneven even", even, SHARE),
         "all": ("no sample is missing", 2, "uneven even", whole, ORDER),
         "epochs": ("each epoch has its own order", 2, "uneven", own_order,
-                   "the order follows from seed and epoch, at first 0, alone: give a torch.Generator a seed of both; the "
-                   "hash() of a text is a process's own"),
+                   "the order follows from seed and epoch, at first 0, alone: give a torch.Generator a seed of both; "
+                   "the hash() of a text is a process's own"),
         "seed": ("another seed, another order", 1, "uneven", seeded, "the shuffle does not use the seed in each epoch"),
         "few": ("fewer samples than ranks", 1, "few", lambda seen: {**even(seen), **whole(seen)}, SHARE),
         "drop": ("drop_last", 1, "dropped divided scarce", lambda seen: {**even(seen), **whole(seen)}, ORDER),

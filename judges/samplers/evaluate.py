@@ -139,7 +139,7 @@ EVALUATE = exercise(
             1,
             "even uneven few",
             each_once,
-            "every row is in one shard: x[rank::world_size]",
+            "every row is in one shard",
         ),
         "shared": ("the ranks share the work", 1, "even uneven few nine", shared, "x[rank::world_size] is fair"),
     },

@@ -30,7 +30,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from ddp_course.grading.answer.isolated import Answer, NotJudged
+from ddp_course.grading.answer.isolated import LIMIT_S, Answer, NotJudged
 from ddp_course.grading.answer.limits import patience
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.source import function_of, mistakes_of, solution_of, variants_of
@@ -38,7 +38,7 @@ from ddp_course.grading.vocabulary.compare import differing, factor, same, told_
 from ddp_course.grading.vocabulary.play import Round, Seen, played
 
 View = Callable[[Seen], Any]
-TRY_S = 5.0  # for one run of a reference or of a mistake
+TRY_S = 5.0  # for one run of another reference or of a mistake; the solution has the time of an answer
 EXPLAIN_S = 2.0  # for all mistakes that are tried for one check
 MOST_KEPT = 8  # exercises and seeds whose references and mistakes are remembered: a second check runs the answer alone
 SINGLE = 1e-5  # what float32 leaves of a number, with a few roundings
@@ -203,7 +203,7 @@ class _Outcomes:
     def _runner(self, who: str) -> Answer:
         source = who or solution_of(self.spec.id)
         own = replace(self.spec, refused=(), hints=())
-        return Answer(function_of(self.spec.id, self.spec.function, source), own, TRY_S)
+        return Answer(function_of(self.spec.id, self.spec.function, source), own, TRY_S if who else LIMIT_S)
 
     def viewed(self, key: str, names: str, view: View, who: str) -> list[Any]:
         """The views of a reference or mistake, one for each case and rank; they are remembered."""

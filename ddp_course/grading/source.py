@@ -5,6 +5,7 @@ Read next: `differential.py`, which runs them beside a learner's answer.
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import linecache
@@ -44,9 +45,11 @@ def solution_of(exercise_id: str) -> str:
     return _texts()[exercise_id]
 
 
+@functools.cache
 def setup_of(exercise_id: str) -> str:
-    """Return what the answers of a lesson's notebook count on: its first cell, with the imports."""
-    return _texts()[exercise_id[:2]]
+    """Return what the answers of a lesson's notebook count on: the imports of its first cell, not what it shows."""
+    cell = ast.parse(_texts()[exercise_id[:2]])
+    return "\n".join(ast.unparse(each) for each in cell.body if isinstance(each, ast.Import | ast.ImportFrom))
 
 
 def function_of(exercise_id: str, name: str, source: str) -> Callable:

@@ -34,115 +34,6 @@ def wrong(exercise: str, mistake: str, fails: str, hint: str, source: str, *edit
     return Wrong(exercise, mistake, but(source, *edits), fails if fails == ALL else tuple(fails.split()), hint, limit_s)
 
 
-# --- 07.1 ------------------------------------------------------------------------------------------
-
-PLAN = """
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    closed, opened, caps = [], {}, {}
-    for index in reversed(range(len(sizes))):
-        dtype = dtypes[index]
-        bucket = opened.setdefault(dtype, [])
-        bucket.append(index)
-        if sum(sizes[i] for i in bucket) >= caps.get(dtype, first_cap_bytes):
-            closed.append(opened.pop(dtype))
-            caps[dtype] = cap_bytes
-    plan = closed + list(opened.values())
-    return sorted(plan, key=lambda bucket: bucket[0], reverse=True)
-"""
-
-PLAN_BY_DTYPE = """
-def plan_of(indices, sizes, cap_bytes, first_cap_bytes):
-    while indices:
-        total, count = 0, 0
-        while count < len(indices) and total < first_cap_bytes:
-            total += sizes[indices[count]]
-            count += 1
-        yield tuple(indices[:count])
-        indices, first_cap_bytes = indices[count:], cap_bytes
-
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    plan = []
-    for dtype in set(dtypes):
-        indices = [i for i in range(len(sizes) - 1, -1, -1) if dtypes[i] == dtype]
-        plan += plan_of(indices, sizes, cap_bytes, first_cap_bytes)
-    return tuple(sorted(plan)[::-1])
-"""
-
-PLAN_NUMBERED = """
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    number, filled, plan = defaultdict(int), defaultdict(int), {}
-    for index, (size, dtype) in list(enumerate(zip(sizes, dtypes)))[::-1]:
-        plan.setdefault((dtype, number[dtype]), []).append(index)
-        filled[dtype] += size
-        if filled[dtype] >= (cap_bytes if number[dtype] else first_cap_bytes):
-            number[dtype] += 1
-            filled[dtype] = 0
-    return list(plan.values())
-"""
-
-PLAN_ONE_OPEN = """
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    plan, size, started = [], 0, set()
-    for index in reversed(range(len(sizes))):
-        dtype = dtypes[index]
-        full = size >= (cap_bytes if dtype in started else first_cap_bytes)
-        if not plan or full or dtypes[plan[-1][-1]] != dtype:
-            if full:
-                started.add(dtype)
-            plan.append([])
-            size = 0
-        plan[-1].append(index)
-        size += sizes[index]
-    return plan
-"""
-
-PLAN_NEVER_OVER = """
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    closed, opened, caps = [], {}, {}
-    for index in reversed(range(len(sizes))):
-        dtype = dtypes[index]
-        bucket = opened.setdefault(dtype, [])
-        total = sum(sizes[i] for i in bucket)
-        if bucket and total + sizes[index] > caps.get(dtype, first_cap_bytes):
-            closed.append(bucket)
-            opened[dtype] = bucket = []
-            caps[dtype] = cap_bytes
-        bucket.append(index)
-    return sorted(closed + list(opened.values()), reverse=True)
-"""
-
-PLAN_EMPTY_LAST = """
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    plan = []
-    for dtype in dict.fromkeys(dtypes):
-        buckets, size, cap = [[]], 0, first_cap_bytes
-        for index in reversed(range(len(sizes))):
-            if dtypes[index] == dtype:
-                buckets[-1].append(index)
-                size += sizes[index]
-                if size >= cap:
-                    buckets.append([])
-                    size, cap = 0, cap_bytes
-        plan += buckets
-    return sorted(plan, reverse=True)
-"""
-
-PLAN_FROM_COURSE = """
-from ddp_course.parallel.bucketing import plan_buckets as ready_made
-
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    tensors = [torch.empty(size // dtype.itemsize, dtype=dtype) for size, dtype in zip(sizes, dtypes)]
-    named = [(str(index), tensor) for index, tensor in enumerate(tensors)]
-    return [[int(name) for name in bucket.names] for bucket in ready_made(named, cap_bytes, first_cap_bytes)]
-"""
-
-PLAN_FROM_TORCH = """
-def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):
-    tensors = [torch.empty(size // dtype.itemsize, dtype=dtype) for size, dtype in zip(sizes, dtypes)][::-1]
-    plan, _ = dist._compute_bucket_assignment_by_size(tensors, [first_cap_bytes, cap_bytes])
-    return [[len(sizes) - 1 - i for i in bucket] for bucket in plan]
-"""
-
 # --- 07.2 ------------------------------------------------------------------------------------------
 
 OVERLAP = """
@@ -409,103 +300,6 @@ class OverlappedDDP(nn.Module):
         pass
 """
 
-# --- 07.3 ------------------------------------------------------------------------------------------
-
-ACCUMULATE = """
-def accumulate(replica, loss_function, micro_batches):
-    count = len(micro_batches)
-    with replica.no_sync():
-        for x, y in micro_batches[:-1]:
-            (loss_function(replica(x), y) / count).backward()
-    x, y = micro_batches[-1]
-    (loss_function(replica(x), y) / count).backward()
-"""
-
-ACCUMULATE_CONTEXTS = """
-def accumulate(replica, loss_function, micro_batches):
-    for number, (x, y) in enumerate(micro_batches, 1):
-        quiet = number < len(micro_batches)
-        with replica.no_sync() if quiet else nullcontext():
-            loss = loss_function(replica(x), y)
-            loss.backward()
-    for parameter in replica.parameters():
-        parameter.grad /= len(micro_batches)
-"""
-
-ACCUMULATE_BY_SWITCH = """
-def accumulate(replica, loss_function, micro_batches):
-    total = 0.0
-    try:
-        for number, (x, y) in enumerate(micro_batches):
-            replica.require_backward_grad_sync = number == len(micro_batches) - 1
-            loss = loss_function(replica(x), y) / len(micro_batches)
-            loss.backward()
-            total += loss.item()
-    finally:
-        replica.require_backward_grad_sync = True
-    return total
-"""
-
-ACCUMULATE_GRADIENT = """
-def accumulate(replica, loss_function, micro_batches):
-    weight = torch.tensor(1 / len(micro_batches), dtype=torch.float64)
-    with ExitStack() as stack:
-        stack.enter_context(replica.no_sync())
-        for number, (x, y) in enumerate(micro_batches):
-            if number == len(micro_batches) - 1:
-                stack.close()
-            loss_function(replica(x), y).backward(weight)
-"""
-
-ACCUMULATE_BACKWARD_ONLY = """
-def accumulate(replica, loss_function, micro_batches):
-    for number, (x, y) in enumerate(micro_batches, 1):
-        loss = loss_function(replica(x), y) / len(micro_batches)
-        with replica.no_sync() if number < len(micro_batches) else nullcontext():
-            loss.backward()
-"""
-
-ACCUMULATE_BY_HAND = """
-def accumulate(replica, loss_function, micro_batches):
-    with replica.no_sync():
-        for x, y in micro_batches:
-            (loss_function(replica(x), y) / len(micro_batches)).backward()
-    for parameter in replica.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-"""
-
-ACCUMULATE_AT_ONCE = """
-def accumulate(replica, loss_function, micro_batches):
-    xs, ys = zip(*micro_batches)
-    loss_function(replica(torch.cat(xs)), torch.cat(ys)).backward()
-"""
-
-ACCUMULATE_LOSSES = """
-def accumulate(replica, loss_function, micro_batches):
-    losses = [loss_function(replica(x), y) for x, y in micro_batches]
-    (sum(losses) / len(losses)).backward()
-"""
-
-ACCUMULATE_SWITCHED_OFF = """
-def accumulate(replica, loss_function, micro_batches):
-    for number, (x, y) in enumerate(micro_batches, 1):
-        if number == len(micro_batches):
-            replica.require_backward_grad_sync = True
-        (loss_function(replica(x), y) / len(micro_batches)).backward()
-        replica.require_backward_grad_sync = False
-"""
-
-ACCUMULATE_SWALLOWING = """
-def accumulate(replica, loss_function, micro_batches):
-    try:
-        with replica.no_sync:
-            for x, y in micro_batches:
-                (loss_function(replica(x), y) / len(micro_batches)).backward()
-    except Exception:
-        pass
-"""
-
 # --- 07.4 ------------------------------------------------------------------------------------------
 
 HALF = """
@@ -589,8 +383,6 @@ def half_hook(state, bucket):
 """
 
 RIGHT = [
-    right("07.1", "each dtype by itself, tuples", PLAN_BY_DTYPE),
-    right("07.1", "numbered buckets in a dictionary, which keeps the order", PLAN_NUMBERED),
     right("07.2", "hooks before accumulation, one tensor for good, backward waits by itself", OVERLAP_SELF_WAITING),
     right("07.2", "launched in order, futures", OVERLAP_FUTURES),
     right("07.2", "a counter that is reset", OVERLAP_COUNTER, "== 0:",
@@ -606,9 +398,6 @@ RIGHT = [
           "            with dist._coalescing_manager(async_ops=True) as work:\n"
           "                for piece in flat.chunk(2):\n                    dist.all_reduce(piece)\n"
           "            self.works.append((work,"),
-    right("07.3", "nullcontext, divided at the end", ACCUMULATE_CONTEXTS),
-    right("07.3", "the switch behind no_sync, put back", ACCUMULATE_BY_SWITCH),
-    right("07.3", "a weight given to backward", ACCUMULATE_GRADIENT),
     right("07.4", "waits in the hook, keeps the loss undivided, by index and size", HALF_WAITING),
     right("07.4", "keeps the loss by parameter", HALF_BY_PARAMETER),
     right("07.4", "float16 comes back, which DDP casts", HALF, "lambda future: sent.float()", "lambda future: sent"),
@@ -627,46 +416,6 @@ RIGHT = [
 ]  # fmt: skip
 
 WRONG = [
-    # 07.1
-    wrong("07.1", "in the order of the model", "order dtypes", "this is the order of the model", PLAN,
-          "reversed(range(len(sizes)))", "range(len(sizes))", ", reverse=True", ""),
-    wrong("07.1", "planned forwards, then reversed", "cap first dtypes", "the left-over is in the first bucket", PLAN,
-          "reversed(range(len(sizes)))", "range(len(sizes))", "plan = closed + list(opened.values())",
-          "plan = [bucket[::-1] for bucket in closed + list(opened.values())]"),
-    wrong("07.1", "indices rise inside a bucket", "order dtypes", "the indices inside a bucket are not", PLAN,
-          "plan = closed + list(opened.values())", "plan = [sorted(b) for b in closed + list(opened.values())]"),
-    wrong("07.1", "never over the cap", "cap first dtypes", "the gradient that fills it belongs to it",
-          PLAN_NEVER_OVER),
-    wrong("07.1", "closes when it is over the cap", "cap", "when its size is at least the cap", PLAN, ">= caps",
-          "> caps"),
-    wrong("07.1", "the left-over is lost", "once dtypes", "still open at the end belongs to the plan", PLAN,
-          "closed + list(opened.values())", "closed"),
-    wrong("07.1", "an empty bucket at the end", "once", "there is an empty bucket", PLAN_EMPTY_LAST),
-    wrong("07.1", "one cap for all", "first dtypes", "first_cap_bytes is not used", PLAN,
-          "caps.get(dtype, first_cap_bytes)", "cap_bytes"),
-    wrong("07.1", "the first cap for all", "first dtypes", "all others close at cap_bytes", PLAN,
-          "caps.get(dtype, first_cap_bytes)", "first_cap_bytes"),
-    wrong("07.1", "a small first bucket for one dtype only", "dtypes", "each dtype has a small first bucket", PLAN,
-          "caps[dtype] = cap_bytes", "first_cap_bytes = cap_bytes"),
-    wrong("07.1", "a bucket for each size of elements", "dtypes", "such as float16 and bfloat16", PLAN,
-          "dtype = dtypes[index]", "dtype = dtypes[index].itemsize"),
-    wrong("07.1", "never more than cap_bytes in the first", "first", "when it has reached first_cap_bytes", PLAN,
-          "caps.get(dtype, first_cap_bytes)", "min(cap_bytes, caps.get(dtype, first_cap_bytes))"),
-    wrong("07.1", "only what has bytes", "once", "is in no bucket", PLAN, "plan = closed + list(opened.values())",
-          "plan = closed + [bucket for bucket in opened.values() if sum(sizes[i] for i in bucket)]"),
-    wrong("07.1", "dtypes are mixed", "dtypes", "two of them share one", PLAN, "dtype = dtypes[index]",
-          "dtype = 0"),
-    wrong("07.1", "a change of dtype closes the bucket", "dtypes", "keep one open bucket for each dtype",
-          PLAN_ONE_OPEN),
-    wrong("07.1", "in the order of closing", "dtypes", "sort them by their first gradient", PLAN,
-          "sorted(plan, key=lambda bucket: bucket[0], reverse=True)", "plan"),
-    wrong("07.1", "the example of the text, hard-coded", ALL, "is in no bucket",
-          "def plan_buckets(sizes, dtypes, cap_bytes, first_cap_bytes):\n    return [[4], [3, 2], [1, 0]]\n"),
-    wrong("07.1", "the course's own", ALL, "this exercise is to write", PLAN_FROM_COURSE),
-    wrong("07.1", "torch's own", ALL, "this exercise is to write", PLAN_FROM_TORCH),
-    wrong("07.1", "no look at an empty model", ALL, "a model without parameters", PLAN, "    closed,",
-          "    largest = max(sizes)\n    closed,"),
-    wrong("07.1", "endless loop", ALL, "an endless loop", PLAN_BY_DTYPE, "            count += 1\n", "", limit_s=1.0),
     # 07.2
     wrong("07.2", "after backward", "overlap async", "all collectives start after backward", OVERLAP_LATER),
     wrong("07.2", "blocking all_reduce in the hook", "async", "give the collective async_op=True", OVERLAP,
@@ -723,33 +472,6 @@ WRONG = [
           "named = [(n, p) for n, p in module.named_parameters() if p.requires_grad_(p.dim() == 2).requires_grad]"),
     wrong("07.2", "torch's own", ALL, "this exercise is to write", OVERLAP_TORCHS),
     wrong("07.2", "the course's own", ALL, "this exercise is to write", OVERLAP_COURSES),
-    # 07.3
-    wrong("07.3", "talks in every micro-batch", "silent", "all micro-batches but the last belong inside", ACCUMULATE,
-          "replica.no_sync()", "nullcontext()"),
-    wrong("07.3", "no_sync around backward only", "silent", "which must be inside too", ACCUMULATE_BACKWARD_ONLY),
-    wrong("07.3", "never talks", "mean last one", "the last micro-batch must be outside no_sync", ACCUMULATE_CONTEXTS,
-          "replica.no_sync() if quiet else nullcontext()", "replica.no_sync()"),
-    wrong("07.3", "not divided", "mean", "divide each loss by the number of micro-batches", ACCUMULATE, " / count",
-          ""),
-    wrong("07.3", "divided by the world size as well", "mean one", "torch's DDP averages over the ranks already",
-          ACCUMULATE, " / count", " / count / dist.get_world_size()"),
-    wrong("07.3", "divided by the wrong number", "mean one", "every micro-batch counts the same", ACCUMULATE,
-          "count = len(micro_batches)", "count = len(micro_batches[0])"),
-    wrong("07.3", "zero_grad between", "mean", "so that gradients add up", ACCUMULATE_CONTEXTS,
-          "        with replica", "        replica.zero_grad()\n        with replica"),
-    wrong("07.3", "averaged by hand", "last one", "something is sent outside backward", ACCUMULATE_BY_HAND),
-    wrong("07.3", "all rows at once", "silent last", "at once need the memory", ACCUMULATE_AT_ONCE),
-    wrong("07.3", "one backward for all losses", "silent", "call backward for each micro-batch", ACCUMULATE_LOSSES),
-    wrong("07.3", "the first talks, not the last", "mean silent last", "belong inside replica.no_sync()",
-          ACCUMULATE_CONTEXTS, "number < len(micro_batches)", "number > 1"),
-    wrong("07.3", "switched off for good", "silent after", "no_sync was left on", ACCUMULATE_SWITCHED_OFF),
-    wrong("07.3", "no_sync of the module", ALL, "no_sync belongs to the replica", ACCUMULATE, "replica.no_sync()",
-          "replica.module.no_sync()"),
-    wrong("07.3", "the last rank is silent", ALL, "wait in a collective that another one skips", ACCUMULATE_CONTEXTS,
-          "quiet = number", "quiet = dist.get_rank() == dist.get_world_size() - 1 or number", limit_s=2.0),
-    wrong("07.3", "swallows every error", ALL, "there is no gradient", ACCUMULATE_SWALLOWING),
-    wrong("07.3", "does nothing", ALL, "no gradient",
-          "def accumulate(replica, loss_function, micro_batches):\n    pass\n"),
     # 07.4
     wrong("07.4", "rounds and forgets", "lost buckets", "keep what was lost, and add all of it next time", HALF_PLAIN),
     wrong("07.4", "float32 still", "bytes lost buckets", "must be float16", HALF, "wanted.to(torch.float16)",

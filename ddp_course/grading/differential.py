@@ -203,7 +203,8 @@ class _Outcomes:
     def _runner(self, who: str) -> Answer:
         source = who or solution_of(self.spec.id)
         own = replace(self.spec, refused=(), hints=())
-        return Answer(function_of(self.spec.id, self.spec.function, source), own, TRY_S)
+        limit_s = TRY_S if who else max(TRY_S, self.answer.limit_s)  # without the solution nothing is judged
+        return Answer(function_of(self.spec.id, self.spec.function, source), own, limit_s)
 
     def viewed(self, key: str, names: str, view: View, who: str) -> list[Any]:
         """The views of a reference or mistake, one for each case and rank; they are remembered."""

@@ -106,6 +106,10 @@ normalises by the corrected variance | output images
     lerp_(var_C * count / (count - 1), self.momentum) => lerp_(var_C.mul_(count / (count - 1)), self.momentum)
 the running statistics carry the graph of a rank alone | running | they carry the graph of the batch from step to step
     with torch.no_grad(): => if True:
+the running statistics carry the graph | running images
+| they carry the graph of the batch from step to step; change them under torch.no_grad()
+    with torch.no_grad(): => mean_C, var_C = (value_C + 0 * x_NC.sum() for value_C in (mean_C, var_C))
+    if True:
 momentum the wrong way round | running images | momentum is the share of the new: 1 - momentum of the old stays
     self.momentum) => 1 - self.momentum)
 the running statistics stay | running images

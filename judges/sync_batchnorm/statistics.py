@@ -67,6 +67,9 @@ the ranks' means averaged | mean variance digits empty
 | this is the mean of the ranks' means; ranks have different numbers of rows: add up sums and counts
     (mean_WC * count_W1).sum(dim=0) / total => mean_WC.mean(dim=0)
     squares_C / total => (squares_WC / count_W1.clamp(min=1)).mean(dim=0)
+divided by the rank's own rows | mean variance digits empty
+| the sum of all ranks is divided by this rank's count; add up the counts as well
+    (mean_WC * count_W1).sum(dim=0) / total => (mean_WC * count_W1).sum(dim=0) / max(count, 1)
 the distances of the means are missing | variance digits empty
 | this leaves out the distances of the ranks' means from the common mean: they belong to the variance
     (squares_WC + count_W1 * (mean_WC - mean_C).square()) => squares_WC
@@ -136,14 +139,14 @@ STATISTICS = exercise(
         "variance": ("the variance is that of all rows", 1, "near", variance,
                      "add up squared differences from the common mean, and divide by the number of all rows"),
         "digits": ("it keeps its digits far from zero, in float32", 1, "far", digits,
-                   "squares / count - mean² is the difference of two large numbers, which float32 rounds; add up the "
-                   "squared differences from a mean"),
+                   "if it is right near zero, digits are lost: squares / count - mean² is the difference of two large "
+                   "numbers, which float32 rounds; add up the squared differences from a mean"),
         "few": ("a few numbers travel, and no rows", 1, "far",
                 talks(4, "a mean, a sum of squares and a count for each channel",
                       lambda seen: seen.case[seen.rank].nbytes), ""),
         "empty": ("one row on a rank, or none, does no harm", 1, "empty", without_rows,
-                  "a rank without rows sends zeros and a count of 0; in float32, squares / count - mean² is the "
-                  "difference of two large numbers, which float32 rounds"),
+                  "the mean of no rows is nan: a rank without rows sends zeros and a count of 0; in float32, squares / "
+                  "count - mean² is the difference of two large numbers, which float32 rounds"),
     },
     hints={
         r"tensors of different (sizes|dtypes)": "all ranks bring tensors of the same shape and dtype to a collective; "

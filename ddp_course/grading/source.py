@@ -11,8 +11,10 @@ import json
 import linecache
 import re
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import resources
+from io import StringIO
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def function_of(exercise_id: str, name: str, source: str) -> Callable:
     cell = f"<ipython-input-{abs(hash(source))}>"
     linecache.cache[cell] = (len(source), None, source.splitlines(True), cell)
     namespace = {"__name__": "__main__"}  # so that it travels by value
-    exec(compile(source, cell, "exec"), namespace)
+    with redirect_stdout(StringIO()):  # a first cell may print
+        exec(compile(source, cell, "exec"), namespace)
     return namespace[name]
 
 

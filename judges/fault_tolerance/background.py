@@ -4,7 +4,6 @@ Nothing is timed. The disk is a function that waits until the judge lets it go o
 first line. So a saver that waits for its thread is seen to wait, and one that copies in the thread is too late, always.
 
 Source: threading.settrace, https://docs.python.org/3/library/threading.html.
-Read next: `judges/checkpointing/save.py`, the file itself.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 from unittest import mock
@@ -23,23 +21,12 @@ from unittest import mock
 import torch
 from torch.utils import _pytree as pytree
 
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import exercise, first_mistake
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 WAIT_S = 3.0  # for the disk, before a save that waits for it is believed
-HELD_S = 0.3  # for the first of several writes
-NO_SPACE = "no space left for step {}"
+HELD_S = 0.2  # for the first of several writes
 FAILS_S = 1.0  # for the write that fails, if save waits for it
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is saved at these steps."""
-
-    kind: str  # of "finish", "next save" and "one call", the disk fails, and this call may say so
-    start: float
-    steps: tuple[int, ...]
 
 
 class Disk:
@@ -64,7 +51,7 @@ class Disk:
         self.may_go_on.set()
         self.busy.release()
         if step == self.broken_at:
-            raise OSError(NO_SPACE.format(step))
+            raise OSError(f"no space left for step {step}")
         self.written.append((step, copy.deepcopy(state)))
 
 
@@ -112,46 +99,54 @@ def numbers(state: Any) -> Any:
     return [numbers(value) for value in state] if isinstance(state, list | tuple) else state
 
 
-def act(function, case: Case, rank: int, world_size: int) -> Note:
+def cases(rng: Random) -> list[Round]:
+    """One save; several, faster than the disk; a disk that fails, and a call that may say so. A start, and steps."""
+    start, step = float(rng.randint(2, 60)), rng.randint(5, 500)
+    failing = [("failing", (kind, start, [step])) for kind in ("finish", "next save", "one call")]
+    return [
+        Round(1, [("one", ("one", start, [step]))], init=False),
+        Round(1, [("several", ("several", start, [step, step + 10, step + 20]))], init=False),
+        Round(1, failing, init=False),
+    ]
+
+
+def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:
     """Save on a slow disk."""
     # Whether somebody hears of an error in a thread is the learner's part.
     with mock.patch.object(threading, "excepthook", lambda event: None):
-        return {"one": one, "several": several}.get(case.kind, failing)(function, case)
+        return {"one": one, "several": several}.get(case[0], failing)(function, *case)
 
 
-def one(function: Callable, case: Case) -> Note:
+def one(function: Callable, kind: str, start: float, steps: list[int]) -> Note:
     """Save, take a step, and only then let the thread and the disk begin."""
-    disk, threads_may_run, state = Disk(WAIT_S), threading.Event(), state_of(case.start)
-    right = numbers(state)
+    disk, threads_may_run, state = Disk(WAIT_S), threading.Event(), state_of(start)
     with new_threads_wait_for(threads_may_run, WAIT_S):
         saver = function(disk.write)
-        saver.save(state, *case.steps)
+        saver.save(state, *steps)
     waited = bool(disk.written)
     train_step(state)
     threads_may_run.set()
     disk.may_go_on.set()
     saver.finish()
-    at_finish = len(disk.written)
+    at_finish = [step for step, _ in disk.written]
     wait_for(lambda: disk.written)  # what it will have written, though nobody waited for it
-    found = [(step, numbers(state)) for step, state in disk.written]
-    note = {"waited": waited, "in_main": disk.in_main, "at_finish": at_finish}
-    return Note(note, found=found, right=right, changed=numbers(state))
+    found = [numbers(state) for _, state in disk.written][:1]
+    return Note(waited=waited, in_main=disk.in_main, at_finish=at_finish, found=found)
 
 
-def several(function: Callable, case: Case) -> Note:
+def several(function: Callable, kind: str, start: float, steps: list[int]) -> Note:
     """Save several times while the disk is slow, then finish; then finish, save and finish once more."""
-    disk, state, rights, after = Disk(HELD_S), state_of(case.start), [], ""
+    disk, state, after = Disk(HELD_S), state_of(start), ""
     with new_threads_wait_for(disk.may_go_on, HELD_S):
         function(disk.write).finish()  # nothing to wait for
         saver = function(disk.write)
-        for step in case.steps:
-            rights.append((step, numbers(state["rows"])))
+        for step in steps:
             saver.save(state, step)
             train_step(state)
     saver.finish()
-    wait_for(lambda: len(disk.written) == len(case.steps))  # whether finish waits, another check has seen
+    wait_for(lambda: len(disk.written) == len(steps))  # whether finish waits, another check has seen
     found = [(step, numbers(state["rows"])) for step, state in disk.written]
-    count, last = len(disk.began), case.steps[-1] + 1
+    count, last = len(disk.began), steps[-1] + 1
     try:
         saver.finish()  # nothing is left to wait for
         saver.save(state, last)
@@ -159,16 +154,15 @@ def several(function: Callable, case: Case) -> Note:
         wait_for(lambda: len(disk.began) > count)
     except Exception as error:
         after = f"{type(error).__name__}: {error}"
-    after = after or (disk.began[count:] != [last] and "a save after finish is not written")
-    return Note(overlapped=disk.overlapped, found=found, rights=rights, after=after)
+    return Note(overlapped=disk.overlapped, found=found, after=after or disk.began[count:])
 
 
-def failing(function: Callable, case: Case) -> Note:
+def failing(function: Callable, kind: str, start: float, steps: list[int]) -> Note:
     """Let the disk fail at the first step; note by call what comes out."""
-    at_once, first = case.kind == "one call", case.steps[0]
-    disk, state, said = Disk(HELD_S if at_once else FAILS_S, first), state_of(case.start), {}
+    at_once, first = kind == "one call", steps[0]
+    disk, state, said = Disk(HELD_S if at_once else FAILS_S, first), state_of(start), {}
     saver = function(disk.write)
-    names = ("save",) if case.kind == "finish" else ("save", "the next save", "the save after it")
+    names = ("save",) if kind == "finish" else ("save", "the next save", "the save after it")
     saves = {name: first + number for number, name in enumerate(names)}
     for name in [*saves, "finish", "finish again"]:
         try:
@@ -186,106 +180,177 @@ def failing(function: Callable, case: Case) -> Note:
     return Note(said=said, lost=lost)  # finish has waited for all
 
 
-def rounds(rng: Random) -> list[Round]:
-    """One save; several, faster than the disk; a disk that fails."""
-    start, step = float(rng.randint(2, 60)), rng.randint(5, 500)
-    several = tuple(step + 10 * i for i in range(3))
-    cases = [("one", Case("one", start, (step,))), ("several", Case("several", start, several))]
-    failing = [("failing", Case(kind, start, (step,))) for kind in ("finish", "next save", "one call")]
-    return [*(Round(1, [case], init=False) for case in cases), Round(1, failing, init=False)]
-
-
-def content(seen: Seen) -> Fault | None:
-    """The write is done when finish returns."""
-    done, [step], found = seen["at_finish"], seen.case.steps, [step for step, _ in seen["found"]]
-    said = f"{done} writes are done" + (f", of step {found[0]}" if found else "")
-    return first_mistake(f"write(state, {step}) was called once when finish() returns", {
-        "finish() waits for the thread: thread.join(), or future.result()": (done, found[:1]) != (1, [step]) and said,
-    })  # fmt: skip
-
-
-def wait(seen: Seen) -> Fault | None:
+def wait(seen: Seen) -> str:
     """No save waits for the disk."""
-    found = "it returns when the write is done"
-    return first_mistake("save returns while the disk is still writing", {
-        "write is called by save itself; give it to a threading.Thread, and do not call it: target=f, args=(...)":
-            seen["in_main"] and found,
-        "save starts a thread and waits for its end; wait in finish, or at the next save": seen["waited"] and found,
-    })  # fmt: skip
+    if seen["in_main"]:
+        return "write is called in save's own thread"
+    return "save returns when the write is done" if seen["waited"] else "save returns while the disk is writing"
 
 
-def values(seen: Seen) -> Fault | None:
-    """What is written is what was saved."""
-    right, [found, *_] = seen["right"], [*(state for _, state in seen["found"]), None]
-    form = isinstance(found, dict) and found.keys() == right.keys()
-    part = next((name for name in right if form and found[name] != right[name]), "")
-    return first_mistake("the values that the state had when save was called", {
-        "call write": found is None and "nothing was written",
-        "write is given a state of the same form: a deep copy": not form and "another form of state",
-        "nothing was copied before save returned: dict(), detach() and .cpu() copy no values on a CPU, and a copy in "
-        "the thread comes too late. Clone every tensor in save, also the nested ones":
-            found == seen["changed"] and "those after the next step",
-        "the copy is of another form, or not deep: inner dictionaries, lists and their tensors are the living ones":
-            part and f"{part} has values from after the next step",
-    })  # fmt: skip
-
-
-def order(seen: Seen) -> Fault | None:
+def order(seen: Seen) -> dict[str, Any]:
     """Each save is written, one after the other; and after finish it goes on."""
-    steps, done = list(seen.case.steps), [step for step, _ in seen["found"]]
-    return first_mistake(f"steps {steps}, one after the other", {
-        "two writes at a time mix in one file: let save wait for the write before, or let one thread do them all":
-            seen["overlapped"] and "a write begins while another is under way",
-        "each save makes a copy of its own": done == steps and seen["found"] != seen["rights"] and
-            "values of another step",
-        "the newest file must come last: write in the order of the saves":
-            done != steps and sorted(done) == steps and f"steps {done}",
-        "each save is written: wait for the one before, or keep them in a queue; finish() waits for all":
-            done != steps and f"steps {done or 'none'}",
-    }) or first_mistake("finish() may be called again, and save after it", {
-        "finish waits for the writes, and is not the end: what it closes, a shut-down pool say, the next save needs":
-            seen["after"] and seen["after"][:80],
-    })  # fmt: skip
+    return {
+        "written:": [step for step, _ in seen["found"]],
+        "write begins": "while another is under way" if seen["overlapped"] else "when the one before is done",
+        "values:": [rows for _, rows in seen["found"]],
+        "a save after finish writes": seen["after"],
+    }
 
 
-def error(seen: Seen) -> Fault | None:
-    """The next call raises what write raised, once."""
-    said, kind = seen["said"], seen.case.kind
-    heard = list(said)
-    return first_mistake(f"write raises in the thread: {kind} raises the same error, once", {
-        "a write that goes well must not hide one that failed: keep its error until a call has raised it":
-            kind == "one call" and not heard and "no call raises",
-        "an exception in a thread ends the thread and nobody hears of it: keep it, and raise it in the next call":
-            not heard and "no call raises",
-        "raise the error that write raised: it says what to do":
-            heard and said[heard[0]] != f"OSError: {NO_SPACE.format(seen.case.steps[0])}" and said[heard[0]][:80],
-        "the error was told; forget it when it is raised, so that the run may go on":
-            len(heard) > 1 and f"{heard[0]} and {heard[1]} raise it",
-        "the error is told too late: also save looks whether the last write has failed":
-            kind == "next save" and heard[:1] == ["finish"] and "finish raises it",
-        "write in a thread": heard[:1] == ["save"] and "save raises it, so it waited for the disk",
-        "the thread must outlive an error: the saves after it, and those that wait, are written as before":
-            seen["lost"] and f"the saves of the steps {seen['lost']} are not written",
-    })  # fmt: skip
+def error(seen: Seen) -> dict[str, Any]:
+    """The next call raises what write raised, once; where save may still wait for the disk, it is any call."""
+    said = seen["said"]
+    if seen.case[0] == "one call" and len(said) == 1 and "save" not in said:
+        said = {"a call": next(iter(said.values()))}
+    return {"raised:": said or "nothing", "saves that are never written:": seen["lost"]}
 
+
+MISTAKES = """
+at once | wait | write is called by save itself; give it to a threading.Thread, and do not call it: target=f, args=(...)
+    self.thread.start() => self.thread.run()
+    self.thread = None
+joined at once | wait | save starts a thread and waits for its end; wait in finish, or at the next save
+    self.thread.start() => self.thread.start()
+    self.thread.join()
+no copy | values order
+| nothing was copied before save returned: dict(), detach() and .cpu() copy no values, a copy in the thread is late
+    copy.deepcopy(state) => state
+a shallow copy | values order | the copy is not deep: inner dictionaries, lists and their tensors are the living ones
+    copy.deepcopy(state) => copy.copy(state)
+tensors alone | values | the copy is not deep: a plain value in it, such as a rate, is that of the next step
+    copy.deepcopy(state) => {**copy.deepcopy(state), "optimizer": {**copy.deepcopy(state["optimizer"]),
+        "groups": state["optimizer"]["groups"]}}
+lists for tensors | values order | write is given a state of the same form: a deep copy
+    copy.deepcopy(state) => torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.tolist, state)
+finish does not wait | content error | finish() waits for the thread: thread.join(), or future.result()
+    self.finish() => self.wait()
+    def finish(self): => def finish(self):
+        pass
+
+    def wait(self):
+all at a time | order error
+| two writes at a time mix in one file: let save wait for the write before, or one thread do all
+    self.finish() => pass
+left out while the disk is busy | order error | each save is written: wait for the one before, or keep them in a queue
+    self.finish() => if self.thread and self.thread.is_alive():
+        return
+    self.finish()
+nothing after finish | order | finish waits for the writes, and is not the end: what it closes, the next save needs
+    self.finish() => self.wait()
+    def finish(self): => def finish(self):
+        self.wait()
+        self.write = None
+
+    def wait(self):
+swallowed | error
+| an exception in a thread ends the thread and nobody hears of it: keep it, and raise it in the next call
+    self.error = error => print(error)
+another error | error | raise the error that write raised: it says what to do
+    raise error => raise RuntimeError(str(error))
+told by finish alone | error | the error is told too late: also save looks whether the last write has failed
+    self.finish() => if self.thread:
+        self.thread.join()
+never forgotten | error | the error was told; forget it when it is raised, so that the run may go on
+    error, self.error = None, self.error, None => error = None, self.error
+write without the step | all | write takes two arguments: write(state, step)
+    self.write(state, step) => self.write(state)
+a lock that is not given back | all | a wait that never ends | hangs
+    self.thread.join() => threading.Event().wait()
+the thread ends with the first error | error | a thread outlives it | tests
+    import queue
+
+    class BackgroundSaver:
+        def __init__(self, write):
+            self._write, self._tasks, self._error = write, queue.Queue(), None
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+
+        def _work(self):
+            try:
+                while True:
+                    state, step = self._tasks.get()
+                    self._write(state, step)
+                    self._tasks.task_done()
+            except Exception as error:
+                self._error = error
+                while self._tasks.unfinished_tasks:
+                    self._tasks.task_done()
+
+        def _raise(self):
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+
+        def save(self, state, step):
+            self._raise()
+            self._tasks.put((copy.deepcopy(state), step))
+
+        def finish(self):
+            if self._thread.is_alive():
+                self._tasks.join()
+            self._raise()
+a thread for each, in a pool of eight | order error | two writes at a time mix in one file | tests
+    from concurrent.futures import ThreadPoolExecutor
+
+    class BackgroundSaver:
+        def __init__(self, write):
+            self.pool, self.write, self.jobs = ThreadPoolExecutor(8), write, []
+
+        def save(self, state, step):
+            self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
+
+        def finish(self):
+            jobs, self.jobs = self.jobs, []
+            for job in jobs:
+                job.result()
+"""
+
+RIGHT = """
+a pool of one thread, tensors cloned
+    from concurrent.futures import ThreadPoolExecutor
+
+    def copied(part):
+        if isinstance(part, torch.Tensor):
+            return part.detach().clone()
+        if isinstance(part, dict):
+            return {key: copied(value) for key, value in part.items()}
+        return [copied(value) for value in part] if isinstance(part, list) else part
+
+    class BackgroundSaver:
+        def __init__(self, write):
+            self.write, self.pool, self.pending = write, ThreadPoolExecutor(1), []
+
+        def save(self, state, step):
+            self.pending.append(self.pool.submit(self.write, copied(state), step))
+            while self.pending and self.pending[0].done():
+                self.pending.pop(0).result()
+
+        def finish(self):
+            while self.pending:
+                self.pending.pop(0).result()
+"""
 
 BACKGROUND = exercise(
-    "15.4",
-    "Save beside the training (stretch)",
-    "BackgroundSaver",
-    30,
+    *("15.4", "Save beside the training (stretch)", "BackgroundSaver", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    mistakes=MISTAKES,
+    right=RIGHT,
     checks={
-        "content": ("finish waits for the write", 1, content, "one"),
-        "wait": ("save does not wait for the disk", 1, wait, "one"),
-        "values": ("the values of the step, not of the next one", 1, values, "one"),
-        "order": ("one write at a time, in order, none lost", 1, order, "several"),
-        "error": ("an error of the disk reaches the next call", 1, error, "failing"),
+        "content": ("finish waits for the write", 1, "one", lambda seen: {"written by then:": seen["at_finish"]},
+                    "write(state, step) was called once when finish() returns: wait for the thread"),
+        "wait": ("save does not wait for the disk", 1, "one", wait,
+                 "save starts a thread, or gives the state to one, and returns"),
+        "values": ("the values of the step, not of the next one", 1, "one", lambda seen: seen["found"],
+                   "clone every tensor in save, also the nested ones, and give write a state of the same form"),
+        "order": ("one write at a time, in order, none lost", 1, "several", order,
+                  "each save is written, with values of its own, when the one before is done; finish() waits for all"),
+        "error": ("an error of the disk reaches the next call", 1, "failing", error,
+                  "the next call raises the same error, once; the saves after it are written: a thread outlives it"),
     },
     refused=("ddp_course.checkpoint.folder.Checkpointer", "torch.distributed.checkpoint.async_save"),
     hints={
         "limit": "a wait that never ends: a thread that does not end, or a lock that is not given back",
         r"TypeError.*write\(\)|missing 1 required": "write takes two arguments: write(state, step)",
     },
-)
+)  # fmt: skip

@@ -21,7 +21,7 @@ from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.rehearsal.exercise_programs import BROKEN, ONE_DEVICE
 """
 
-CONVERT, SCRIPT, REPAIR, INCIDENT, STEPS = solutions("11").values()
+CONVERT, SCRIPT, REPAIR, _, STEPS = solutions("11").values()
 
 
 def as_text(answer: str, name: str) -> str:
@@ -185,50 +185,6 @@ every rank prints | voice | print on one rank only
 the given program | step resume error writer | look at each forward
     def repaired():
         return BROKEN
-"""
-
-# --- 11.4 ------------------------------------------------------------------------------------------
-
-INCIDENT_RIGHT = r"""
-columns by position, means without the first step
-    def faults_of(logs):
-        table = [[line.split() for line in text.splitlines() if line.startswith("step")] for text in logs]
-        answer = {}
-        rows = lambda rank, epoch: [line[5] for line in table[rank] if line[3] == str(epoch)]
-        if rows(0, 0) == rows(2, 0):
-            answer["same-rows"] = None
-        if "same-rows" not in answer and rows(1, 0) == rows(1, 2):
-            answer["missing-set-epoch"] = None
-        last = [of_rank[-1][9] for of_rank in table]
-        odd = [rank for rank in range(3) if last.count(last[rank]) == 1]
-        if odd:
-            answer.update({"not-averaged": None} if len(odd) == 3 else {"drift": odd[0]})
-        slow = [mean(float(line[11]) for line in of_rank[1:]) for of_rank in table]
-        return answer | {"straggler": max(range(3), key=slow.__getitem__)}
-"""
-
-INCIDENT_WRONG = r"""
-the rows are never compared between ranks | rows whole | all ranks have the same rows
-    if rows[0] == rows[1]: => if False:
-the rows of an epoch are never compared between epochs | rows whole | in the same order in every epoch
-    elif rows[0][0] == rows[0][1]: => elif False:
-a drift is blamed on rank 0 | weights whole | the rank is another one
-    weights.count(each) == 1) => True)
-a rank drifts that has other weights than rank 0 | weights whole | the rank is another one
-    next(rank for rank, each in enumerate(weights) if weights.count(each) == 1) => 1 if weights[0] != weights[1] else 2
-weights that are nearly the same count as the same | weights whole | from some step on the third has others
-    weights = [step[2] for step in here] => weights = [round(float(step[2]) / 4) for step in here]
-any difference is a drift | weights whole | no two ranks have the same weights
-    if len(set(weights)) == 3: => if len(set(weights)) == 4:
-    if len(set(weights)) == 2: => if len(set(weights)) > 1:
-the fast rank is the straggler | time whole | the rank is another one
-    own.index(max(own)) => own.index(min(own))
-no time is looked at | time whole | compare `own` of the ranks
-    if max(own) > 3 * median(own): => if False:
-a list of names | all | return a dictionary from fault to rank
-    return found => return sorted(found)
-names of its own | all | no fault is called
-    "straggler" => "slow"
 """
 
 # --- 11.2 ------------------------------------------------------------------------------------------
@@ -491,7 +447,6 @@ RIGHT = [
     *right("11.2", SCRIPT, SCRIPT_RIGHT),
     *right("11.3", REPAIR, REPAIR_RIGHT),
     *right("11.3", REPAIRED, REPAIR_BY_ONE),
-    *right("11.4", INCIDENT, INCIDENT_RIGHT),
     Right("11.5", "no DDP, one message by hand", STEPS_BY_HAND),
     *right("11.5", STEPS_BY_HAND, STEPS_BY_HAND_RIGHT),
     *right("11.5", STEPS, STEPS_RIGHT),
@@ -500,36 +455,7 @@ WRONG = [
     *wrong("11.1", CONVERTED, CONVERT_WRONG),
     *wrong("11.2", SCRIPT, SCRIPT_WRONG),
     *wrong("11.3", REPAIRED, REPAIR_WRONG),
-    *wrong("11.4", INCIDENT, INCIDENT_WRONG),
     *wrong("11.5", STEPS, STEPS_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------
-
-WRONG += wrong(
-    "11.4",
-    "",
-    r"""
-the slowest step of each rank decides, which is the first one | time whole | straggler is right
-    def faults_of(logs):
-        line = re.compile(r"step (\d+) epoch (\d+) rows (\S+) loss \S+ weights (\S+) own (\S+) ms")
-        steps = [line.findall(text) for text in logs]
-        faults = {}
-        orders = [{e: [s[2] for s in mine if s[1] == e] for e in "01"} for mine in steps]
-        if orders[0]["0"] == orders[1]["0"]:
-            faults["same-rows"] = None
-        elif orders[0]["0"] == orders[0]["1"]:
-            faults["missing-set-epoch"] = None
-        for here in zip(*steps):
-            sums = [s[3] for s in here]
-            if len(set(sums)) == 3:
-                faults["not-averaged"] = None
-                break
-            if len(set(sums)) == 2:
-                faults["drift"] = [sums.count(each) for each in sums].index(1)
-                break
-        own = [max(float(s[4]) for s in mine) for mine in steps]
-        faults["straggler"] = own.index(max(own))
-        return faults
-""",
-)

@@ -3,7 +3,7 @@
 Most wrong answers are edits of the notebook's solution. Read `bank.py` first; `test_banks.py` runs all of this.
 """
 
-from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import right, wrong
 from tests.grading.bank import wrong as strangers
 from tests.grading.submissions import solutions
 
@@ -23,7 +23,7 @@ from torch.distributed import _functional_collectives as funcol
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
-LEAVE, RESUME, PLAN, SAVER = solutions("15").values()
+LEAVE, RESUME, *_ = solutions("15").values()
 
 # --- 15.1 ------------------------------------------------------------------------------------------
 
@@ -298,208 +298,13 @@ the course's own | all | a call of ddp_course.checkpoint.folder.Checkpointer
         Checkpointer(folder)\n
 """
 
-# --- 15.3 ------------------------------------------------------------------------------------------
-
-PLAN_RIGHT = r"""
-no root, by stepping, in a list of tensors
-    def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
-        saving, failing = save_s / step_s, nodes * step_s / (2 * node_mtbf_s)
-        every, step = 1, 1 << 20
-        while step:
-            while (every + step) * (every + step - 1) < saving / failing:
-                every += step
-            step >>= 1
-        share = saving / every + failing * every + restart_s * nodes / node_mtbf_s
-        return [torch.tensor(every), torch.tensor(share, dtype=torch.float64)]
-the geometric mean decides
-    def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
-        real = (2 * save_s * node_mtbf_s / nodes) ** 0.5 / step_s
-        every = math.floor(real)
-        if real * real > every * (every + 1):
-            every += 1
-        every = float(max(every, 1))
-        a = every * step_s
-        return every, save_s / a + nodes * (0.5 * a + restart_s) / node_mtbf_s
-"""
-
-PLAN_WRONG = r"""
-lists of both | all | return the number of steps and the share that is lost
-    def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
-        return [1], [1, 2]
-the factor 2 is forgotten | best nodes whole | a factor of 2 is missing under the root
-    math.sqrt(2 * save_s => math.sqrt(save_s
-seconds instead of steps | best nodes whole | divide by step_s
-     / step_s) => )
-one node's failures for all | nodes | some node fails more often
-    mtbf_s = node_mtbf_s / nodes => mtbf_s = node_mtbf_s
-more nodes fail less often | nodes | more nodes fail more often
-    node_mtbf_s / nodes => node_mtbf_s * nodes
-the restart is forgotten | share nodes | the restart is forgotten
-     + restart_s) => )
-the whole distance is lost | share nodes whole | half the distance is done again
-    apart_s / 2 => apart_s
-rounded | whole | rounding is not enough
-    math.floor => round
-    min(below, below + 1, key=share) => below
-the share at the root | whole | that is what is lost at the root
-    , share(every) => , share(math.sqrt(2 * save_s * mtbf_s) / step_s)
-no step between two saves | all | there is at least one step between two saves
-    max(1, => max(0,
-in percent | share nodes | a share is no percentage
-    , share(every) => , 100 * share(every)
-the share alone | all | return the number of steps and the share
-    return every, share(every) => return share(every)
-all numbers are tried | all | a root says where to look | 1
-    min(below, below + 1, key=share) => min(range(1, 10**12), key=share)
-the numbers of the visible check | share best nodes whole | saves in one second of steps
-    def plan_saves(*args):
-        return 3000, 0.0121
-"""
-
-# --- 15.4 ------------------------------------------------------------------------------------------
-
-SAVER_POOL = """
-def copied(part):
-    if isinstance(part, torch.Tensor):
-        return part.detach().clone()
-    if isinstance(part, dict):
-        return {key: copied(value) for key, value in part.items()}
-    if isinstance(part, list):
-        return [copied(value) for value in part]
-    return part
-
-class BackgroundSaver:
-    def __init__(self, write):
-        self.write, self.pool, self.pending = write, ThreadPoolExecutor(1), []
-
-    def save(self, state, step):
-        state = copied(state)
-        while self.pending and self.pending[0].done():
-            self.pending.pop(0).result()
-        self.pending.append(self.pool.submit(self.write, state, step))
-
-    def finish(self):
-        while self.pending:
-            self.pending.pop(0).result()
-"""
-
-SAVER_POOL_RIGHT = r"""
-submits, then tells
-        state = copied(state)\n =>     self.pending.append(self.pool.submit(self.write, copied(state), step))\n
-            self.pending.append(self.pool.submit(self.write, state, step))\n =>
-"""
-
-SAVER_QUEUE = """
-import io
-
-class BackgroundSaver:
-    def __init__(self, write):
-        self.jobs, self.errors = queue.Queue(), []
-        threading.Thread(target=self.serve, args=(write,), daemon=True).start()
-
-    def serve(self, write):
-        while True:
-            data, step = self.jobs.get()
-            try:
-                write(torch.load(io.BytesIO(data), weights_only=True), step)
-            except BaseException as error:
-                self.errors.append(error)
-            self.jobs.task_done()
-
-    def save(self, state, step):
-        memory = io.BytesIO()
-        torch.save(state, memory)
-        self.jobs.put((memory.getvalue(), step))
-        self.complain()
-
-    def finish(self):
-        self.jobs.join()
-        self.complain()
-
-    def complain(self):
-        if self.errors:
-            raise self.errors.pop()
-"""
-
-SAVER_WRONG = r"""
-it writes at once | wait | write is called by save itself
-    self.thread.start() => self.thread.run()\n        self.thread = None
-it joins at once | wait | save starts a thread and waits for its end
-    self.thread.start() => self.thread.start()\n        self.thread.join()
-no copy | values order | nothing was copied before save returned
-    copy.deepcopy(state) => state
-a shallow copy | values order | dict(), detach() and .cpu() copy no values on a CPU
-    copy.deepcopy(state) => copy.copy(state)
-the copy is made in the thread | values order | a copy in the thread comes too late
-    args=(copy.deepcopy(state),) => args=(state,)
-    self.write(state, step) => self.write(copy.deepcopy(state), step)
-only the model is cloned | values order | not deep
-    copy.deepcopy(state) => {**state, "model": {k: v.clone() for k, v in state["model"].items()}}
-finish does not wait | content error | finish() waits for the thread
-    self.finish() => self.wait()
-    def finish(self): => def finish(self):\n        pass\n\n    def wait(self):
-a thread for each, all at a time | order error | two writes at a time mix in one file
-    class BackgroundSaver:
-        def __init__(self, write):
-            self.pool, self.write, self.jobs = ThreadPoolExecutor(8), write, []
-
-        def save(self, state, step):
-            self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
-
-        def finish(self):
-            jobs, self.jobs = self.jobs, []
-            for job in jobs:
-                job.result()
-a save is left out while the disk is busy | order error | each save is written
-    self.finish() => if self.thread and self.thread.is_alive():
-                return
-            self.finish()
-the error is swallowed | error | nobody hears of it
-    self.error = error\n => print(error)\n
-a thread whose exception nobody keeps | error | nobody hears of it
-    target=work, args=(copy.deepcopy(state),) => target=self.write, args=(copy.deepcopy(state), step)
-the error is another | error | raise the error that write raised
-    raise error => raise RuntimeError("the save failed")
-an error that says the same | error | raise the error that write raised
-    raise error => raise RuntimeError(str(error))
-lists for tensors | values order | another form
-    copy.deepcopy(state) => torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.tolist, state)
-the error is never forgotten | error | forget it when it is raised
-    error, self.error = None, self.error, None => error = None, self.error
-write without the step | all | write takes two arguments
-    self.write(state, step) => self.write(state)
-"""
-
-SAVER_POOL_WRONG = r"""
-finish shuts the pool down | order | finish waits for the writes, and is not the end
-        def finish(self): =>     def finish(self):\n        self.pool.shutdown()
-"""
-
-SAVER_QUEUE_WRONG = r"""
-a write that fails costs the states behind it | error | the saves after it, and those that wait
-    write(torch.load => self.errors or write(torch.load
-a write that goes well hides the one that failed | error | must not hide one that failed
-    weights_only=True), step) => weights_only=True), step)
-                    self.errors.clear()
-finish waits for a queue that nobody empties | all | a wait that never ends | 2
-                self.jobs.task_done()\n =>
-"""
-
 RIGHT = [
     *right("15.1", LEAVE, LEAVE_RIGHT),
     *right("15.2", RESUME, RESUME_RIGHT),
-    *right("15.3", PLAN, PLAN_RIGHT),
-    Right("15.4", "a pool of one thread, tensors cloned", SAVER_POOL),
-    Right("15.4", "one thread for all, bytes in a queue", SAVER_QUEUE),
-    *right("15.4", SAVER_POOL, SAVER_POOL_RIGHT),
 ]
 WRONG = [
     *wrong("15.1", LEAVE, LEAVE_WRONG),
     *wrong("15.2", RESUME, RESUME_WRONG),
-    *wrong("15.3", PLAN, PLAN_WRONG),
-    *wrong("15.4", SAVER, SAVER_WRONG),
-    *wrong("15.4", SAVER_POOL, SAVER_POOL_WRONG),
-    *wrong("15.4", SAVER_QUEUE, SAVER_QUEUE_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------
@@ -525,31 +330,6 @@ the handler writes into the tensor that is being reduced, so a signal while they
                 return 143
         run.save()
         return 0
-""",
-)
-WRONG += strangers(
-    "15.4",
-    "",
-    r"""
-an error is reported by finish only, a save goes on as if nothing had happened | error | the error is told too late
-    from concurrent.futures import ThreadPoolExecutor
-
-
-    class BackgroundSaver:
-        def __init__(self, write):
-            self.write = write
-            self.pool = ThreadPoolExecutor(max_workers=1)
-            self.futures = []
-
-        def save(self, state, step):
-            self.futures.append(self.pool.submit(self.write, copy.deepcopy(state), step))
-
-        def finish(self):
-            futures, self.futures = self.futures, []
-            errors = [future.exception() for future in futures]
-            for error in errors:
-                if error is not None:
-                    raise error
 """,
 )
 WRONG += strangers(
@@ -618,48 +398,5 @@ the generator comes back after the loader has begun, too late where a file ends 
                         torch.save(state, folder / f"step-{step:06d}.pt")
                 if step == steps:
                     return
-""",
-)
-WRONG += strangers(
-    "15.4",
-    "",
-    r"""
-the thread ends with the first error, and later saves are never written | error | outlive an error
-    import queue
-
-
-    class BackgroundSaver:
-
-        def __init__(self, write):
-            self._write = write
-            self._tasks = queue.Queue()
-            self._error = None
-            self._thread = threading.Thread(target=self._work, daemon=True)
-            self._thread.start()
-
-        def _work(self):
-            try:
-                while True:
-                    state, step = self._tasks.get()
-                    self._write(state, step)
-                    self._tasks.task_done()
-            except Exception as error:
-                self._error = error
-                while self._tasks.unfinished_tasks:
-                    self._tasks.task_done()
-
-        def _raise(self):
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-
-        def save(self, state, step):
-            self._raise()
-            self._tasks.put((copy.deepcopy(state), step))
-
-        def finish(self):
-            if self._thread.is_alive():
-                self._tasks.join()
-            self._raise()
 """,
 )

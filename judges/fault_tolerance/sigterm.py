@@ -261,7 +261,6 @@ SIGTERM = exercise(
         "between": ("told while the ranks agree", 1, between, "between inside"),
         "save": ("saved once, and the status says why; also when told twice", 1, save, "told again"),
     },
-    refused=("ddp_course.train.images.train",),
     hints={
         r"killed by SIGTERM": "the rank died of the signal: signal.signal(signal.SIGTERM, handler) before the first "
         "step, and the handler stays to the end, for a second SIGTERM must not break the save",

@@ -211,10 +211,7 @@ STEP = exercise(
         "once": ("the last backward pass sends each bucket once, and nothing follows", 1, "cut uncut", sent, SEND),
         "one": ("a single micro-batch works, too", 1, "one", lambda s: [weights(s), sent(s)], f"{SUM}; {SEND}"),
     },
-    refused=(
-        *("ddp_course.train.gpt.accumulate", "ddp_course.parallel.ddp.BucketedDDP"),
-        "ddp_course.parallel.naive.NaiveDDP",
-    ),
+    refused=("ddp_course.parallel.ddp.BucketedDDP", "ddp_course.parallel.naive.NaiveDDP"),
     hints={
         r"'Sequential' object has no attribute 'no_sync'": "no_sync belongs to the replica, not to its module",
         r"context manager protocol": "use it as `with replica.no_sync():`, with the brackets",

@@ -175,7 +175,6 @@ ADVANTAGES = exercise(
         "talk": ("sums and counts on the way, no rows", 1, "all", talk,
                  "send their count, their sum and the sum of their squares"),
     },
-    refused=("ddp_course.train.rollouts.advantages",),
     hints={
         "sizes; disagree: different sizes; (?i:mismatch)": "ranks have different numbers of rows: reduce sums and "
         "counts, not rows",

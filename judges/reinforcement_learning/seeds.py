@@ -154,5 +154,4 @@ SEEDS = exercise(
         "run": ("the runs of a study differ", 1, "all", noted("run"), ""),
         "again": ("a run started again gets its seeds again", 1, "all", again, ""),
     },
-    refused=("ddp_course.train.rollouts.stream_seed",),
 )

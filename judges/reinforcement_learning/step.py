@@ -2,7 +2,7 @@
 
 Unequal rows, a rank without any, and a gradient that is clipped each have a case.
 
-Read next: `ddp_course/train/policy.py`, where DDP does it.
+Read next: `programs/train_policy.py`, where DDP does it.
 """
 
 from __future__ import annotations

@@ -172,7 +172,6 @@ COST = exercise(
         "bus": ("the bus bandwidth", 2, numbers(NAMES, counted, bus), "others"),
         "bytes": ("an all_gather", 1, numbers(NAMES, counted, alpha, beta, bus), "gather"),
     },
-    refused=("ddp_course.scaling.collective_cost.fit_link", "ddp_course.scaling.collective_cost.bus_factor"),
     hints={
         r"KeyError|UnboundLocalError": "the collectives are all_reduce, all_gather, reduce_scatter and broadcast",
         r"singular|LinAlgError|ZeroDivisionError": "the equations have no answer; are sizes and times in their places?",

@@ -213,10 +213,6 @@ CUT_LAYERS = exercise(
         "messages": ("one all_reduce forward, one backward", 1, "bias-a bias-b data", noted("messages"),
                      "what the other ranks lack is their part of the output, and backward of the gradient of x"),
     },
-    refused=tuple(
-        f"ddp_course.beyond.tensor_parallel.{name}"
-        for name in ("ColumnParallelLinear", "RowParallelLinear", "enter_parallel", "leave_parallel")
-    ),
     hints={
         r"before Module.__init__": "call super().__init__() first",
         r"returned an incorrect number of gradients": "backward returns one value for each argument of forward",

@@ -242,7 +242,6 @@ SHARDED_STEP = exercise(
         "messages": ("the new values travel once, and nothing else", 2, "falling mixed", messages,
                      "each new value travels once, from its owner to all ranks: by a broadcast, or an all_gather"),
     },
-    refused=("ddp_course.beyond.sharded_optimizer.ShardedOptimizer", "ddp_course.beyond.sharded_optimizer.deal"),
     hints={
         r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), "
         "or torch.no_grad()",

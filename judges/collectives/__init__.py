@@ -1,5 +1,4 @@
-"""The exercises of lesson 04: what moves between the ranks, and what does it cost?
-"""
+"""The exercises of lesson 04: what moves between the ranks, and what does it cost?"""
 
 from judges.collectives.cost import COST
 from judges.collectives.gather_rows import GATHER_ROWS

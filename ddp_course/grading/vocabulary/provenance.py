@@ -2,8 +2,6 @@
 
 Rank r brings d * base^r, with d from 1 to 4. So each rank has digits of its own in any sum, and a wrong sum tells which
 ranks are in it, and how often: where 3 and 200 were brought, 403 has rank 1's number twice.
-
-Read next: `judges/collectives/ring_sum.py`, which finds in them where a ring went wrong.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ddp_course.grading.source import Mistake, function_of, solution_of
 
 SEEDS = (0, 1)  # a learner's, and that of the notebook's test cells
 EXERCISES = [each for lesson in LESSONS for each in exercises_of(lesson) if each.mistakes]
-HANGS_S = 1.0
+HANGS_S = 2.0
 
 
 @pytest.fixture(scope="module", autouse=True)

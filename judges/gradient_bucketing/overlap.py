@@ -1,9 +1,9 @@
 """07.2 `OverlappedDDP(module, cap_bytes)`: do buckets leave while backward still computes? An order of events.
 
-No clock is read: at each collective is noted how many gradients were there. In the first step the last rank begins its
-backward pass only when all others are through with theirs, and a little later than they could have needed its
-gradients. A rank that sends in a blocking way never gets through; one that does not wait at the end is done too early.
-Read next: `accumulation.py`.
+No clock is read: at each collective is noted how many bytes of gradients were there. In the first step the last rank
+begins its backward pass only when all others are through with theirs, and a little later than they could have needed
+its gradients. A rank that sends in a blocking way never gets through; one that does not wait at the end is done too
+early. Read next: `accumulation.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from itertools import accumulate
 from random import Random
 
 import torch
@@ -55,10 +56,10 @@ def cases(rng: Random) -> list[Round]:
 
 
 def act(cls, case: tuple, rank: int, world_size: int) -> Note:
-    """Train some steps; note gradients, weights, and of each collective its bytes and how many gradients it found."""
+    """Train some steps; note gradients, weights, and of each collective its bytes and those of the gradients there."""
     layers, width, seed, cap, gate = case
     model, store, last = Crossed(*tasks.net(seed, *[width] * (layers + 1))), c10d._get_default_store(), world_size - 1
-    note, arrived = Note(gradients=[], sent=[], layers=layers), []
+    note, arrived = Note(gradients=[], sent=[], sizes=[p.nbytes for p in model.parameters()]), []
 
     def mark(name: str) -> None:
         if gate:
@@ -77,7 +78,7 @@ def act(cls, case: tuple, rank: int, world_size: int) -> Note:
             note.update(blocked=not there("through", all), early=there("finished", any))
 
     def came(index: int) -> None:
-        arrived.append(index)
+        arrived.append(note["sizes"][index])
         if index == 0:
             mark("through")
 
@@ -91,7 +92,7 @@ def act(cls, case: tuple, rank: int, world_size: int) -> Note:
         arrived.clear()
         with Collectives() as seen:
             sent = []
-            seen.on_call = lambda sent=sent, calls=seen.calls: sent.append((calls[-1], len(arrived)))
+            seen.on_call = lambda sent=sent, calls=seen.calls: sent.append((calls[-1], sum(arrived)))
             outputs = replica(x)
             if rank == last:
                 outputs.register_hook(hold)
@@ -118,12 +119,13 @@ def buckets(seen: Seen) -> dict:
 
 
 def starts(seen: Seen) -> dict:
-    there = [sorted({there for _, there, _ in sent}) for sent in seen["sent"]]
-    inside = any(inside for *_, inside in seen["sent"][0])
-    return {
-        "buckets leave": "while backward computes" if inside else "after backward",
-        f"of {2 * seen['layers']} gradients, those that are there when a bucket leaves, in step": there,
-    }
+    """A bucket is late when more bytes are there than have left with it: this leaves open how buckets are cut."""
+    early, late = [], []
+    for sent in seen["sent"]:
+        left = accumulate(n_bytes for n_bytes, *_ in sent)
+        late.append(sum(there > so_far for (_, there, _), so_far in zip(sent, left, strict=True)))
+        early.append(any(there < sum(seen["sizes"]) for _, there, _ in sent))
+    return {"in each step, some leave before the last gradient is there": early, "in each step, late buckets:": late}
 
 
 def at_work(seen: Seen) -> str:
@@ -148,7 +150,7 @@ def why_gradients(seen: Seen) -> str:
 def why_buckets(seen: Seen) -> str:
     if not all(seen["sent"]):
         return "nothing was sent: the hooks launch no collective, or not in each step; reset what counts the gradients"
-    if len(seen["sent"][0]) == 2 * seen["layers"]:
+    if len(seen["sent"][0]) == len(seen["sizes"]):
         return "one collective for each parameter: put the gradients of a bucket into one flat tensor"
     return "close a bucket when it has reached the cap, not before, and send it once, with its last gradient"
 
@@ -156,7 +158,7 @@ def why_buckets(seen: Seen) -> str:
 def why_starts(seen: Seen) -> str:
     if not all(seen["sent"]):
         return why_buckets(seen)
-    if all(there == 2 * seen["layers"] for _, there, _ in seen["sent"][0]):
+    if all(there == sum(seen["sizes"]) for _, there, _ in seen["sent"][0]):
         when = "at the end of" if any(inside for *_, inside in seen["sent"][0]) else "after"
         return f"all collectives start {when} backward; launch a bucket from a hook, with its last gradient"
     return "a bucket that is full must not wait for gradients of another: launch it in the hook of its last gradient"
@@ -173,10 +175,10 @@ not copied back | gradients steps
 copied back in another order | gradients steps
 | the numbers are right, their places are not: split the bucket in the order in which it was put together
     pieces = flat.split => pieces = flat.flip(0).split
-works on a copy | gradients steps overlap async | all gradients are None or 0 when finish_gradient_sync has returned
+works on a copy | gradients steps async | all gradients are None or 0 when finish_gradient_sync has returned
     self.module, self.works = module, [] => module = __import__("copy").deepcopy(module)
     self.module, self.works = module, []
-the plan's last parameter launches | gradients steps overlap
+the plan's last parameter launches | gradients steps
 | some parameters have the average, others have not: every gradient must be in a bucket that is sent
     missing.discard(parameter) => pass
     if not missing: => if parameter is parameters[-1]:
@@ -195,7 +197,7 @@ the flat tensor of the first step | steps
     .div_(dist.get_world_size()) => .div_(dist.get_world_size()))
 one bucket for all | buckets overlap | a bucket holds more than the cap: close it when it has reached cap_bytes
     cap_bytes, first_cap_bytes=cap_bytes => 2**25, first_cap_bytes=2**25
-over the cap | buckets overlap | a bucket closes when it has reached the cap, not later
+over the cap | buckets | a bucket closes when it has reached the cap, not later
     cap_bytes, first_cap_bytes=cap_bytes => cap_bytes + 1, first_cap_bytes=cap_bytes + 1
 planned from the front | buckets overlap
 | the buckets are planned from the front, so the first to be sent is the last to be full: go through them in reverse
@@ -233,7 +235,7 @@ torch's own | all | this exercise is to write | tests
             pass
 """
 
-ALSO = """
+RIGHT = """
 buckets filled in the order in which gradients come
     for bucket in plan_buckets(module.named_parameters(), cap_bytes, first_cap_bytes=cap_bytes): => self.open = []
     self.cap = cap_bytes
@@ -249,9 +251,6 @@ buckets filled in the order in which gradients come
     def ready(self, parameter, parameters, missing):
     for work, flat, parameters in self.works: => self.came(None, end=True)
     for work, flat, parameters in self.works:
-"""
-
-RIGHT = """
 all_gather_into_tensor
     flat, parameters)) => parts, parameters))
     dist.all_reduce(flat, async_op => dist.all_gather_into_tensor(parts, flat, async_op
@@ -265,14 +264,13 @@ OVERLAP = exercise(
     cases=cases,
     act=act,
     mistakes=MISTAKES,
-    also=ALSO,
     right=RIGHT,
     tolerance=1e-9,
     checks={
         "gradients": ("one step: the gradients are those of the whole batch", 2, "gated free", gradients,
                       why_gradients),
         "steps": ("three steps: the weights are those of one process", 1, "gated free", weights,
-                  "what counts the gradients, and all that is kept, must begin again in each step"),
+                  "what counts the gradients, the handles and the flat tensors must begin again in each step"),
         "buckets": ("there is one collective for each bucket", 1, "gated free", buckets, why_buckets),
         "overlap": ("buckets leave before backward is at the first layer", 2, "gated free", starts, why_starts),
         "async": ("backward does not wait for other ranks", 1, "gated", at_work,

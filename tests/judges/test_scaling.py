@@ -3,9 +3,9 @@
 from random import Random
 
 import pytest
+from ddp_course.scaling.collective_cost import bus_factor, fit_link
 
 from ddp_course.grading.source import function_of, solution_of
-from ddp_course.scaling.collective_cost import bus_factor, fit_link
 from ddp_course.scaling.link import Link
 from ddp_course.scaling.simulate import Gradient, Profile, predict
 from judges.scaling import event_step, message_cost

@@ -248,20 +248,6 @@ reduce below if rank == 0 | all | no collective below `if rank == 0` | hangs
         dist.all_reduce(sum_and_count)
 """
 
-RIGHT = """
-the course's meter
-    from ddp_course import metrics
-
-    def write_log(rank, world_size, steps, every, path):
-        meter = metrics.MeanMetrics("loss")
-        for step, (loss, rows) in enumerate(steps, start=1):
-            meter.add(rows, loss=loss * rows)
-            means = step % every == 0 and meter.reduce(dst=0)
-            if means:
-                with open(path, "a") as file:
-                    file.write(json.dumps({"step": step, **means}) + chr(10))
-"""
-
 WRITER = exercise(
     *("09.2", "One writer", "write_log", 20),
     cases=cases,
@@ -269,7 +255,6 @@ WRITER = exercise(
     tolerance=SAME,
     within=tempfile.TemporaryDirectory,
     mistakes=MISTAKES,
-    right=RIGHT,
     checks={
         "lines": ("the file has one JSON line for every k-th step", 1, "one two", lines, not_lines),
         "loss": ("the loss is that of all rows since the line before", 2, "one two", losses,

@@ -54,7 +54,7 @@ def stepped(rank: int, world_size: int) -> tuple[torch.Tensor, float]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-    return model.weight.detach(), float(loss)
+    return model.weight.detach(), loss.item()
 
 
 def test_19_3_is_the_step_of_one_process_with_a_rank_that_has_no_rows(ranks):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.differential import HOLDS
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import Expect
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 
@@ -54,10 +54,10 @@ def refused(mistakes: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, int
     return {name: (words, 1, verdict(cause), f"right {name}") for name, (words, cause) in mistakes.items()}
 
 
-def verdict(cause: str) -> Expect:
+def verdict(cause: str) -> Callable[[Seen], Any]:
     """Expect True of what is right, and False of the rest, on every rank."""
 
-    def expect(seen: Seen) -> Fault | None:
+    def expect(seen: Seen) -> Any:
         trial, found = seen.case, seen["verdict"]
         right = not trial.mistake
         if seen["error"]:
@@ -66,7 +66,7 @@ def verdict(cause: str) -> Expect:
         if not isinstance(found, bool | int) or found not in (0, 1):
             return Fault("True or False", str(found), seen.rank, "return one verdict, on every rank")
         if bool(found) == right:
-            return None
+            return HOLDS
         told = {bool(note.get("verdict")) for note in seen.everyone}
         why = cause if trial.mistake else "a test that refuses what is right earns nothing; compare with a tolerance"
         if len(told) == 2:

@@ -9,7 +9,7 @@ Read next: `ddp_from_scratch/own_test.py`, `sync_batchnorm/own_test.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,6 @@ def trials(world_size: int, right: list[Trial], wrong: list[Trial]) -> Round:
     """All on the same ranks; an error costs what it happened with, and nothing else."""
     cases = [*(("right", trial) for trial in right), *((trial.mistake, trial) for trial in wrong)]
     return Round(world_size, cases, raises=(Exception,))
-
-
-def refused(mistakes: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, int, Expect, str]]:
-    """Return the table of checks, a point each.
-
-    Args:
-        mistakes: by name of a mistake, what the learner reads, and the likely cause where it is accepted.
-    """
-    return {name: (words, 1, verdict(cause), f"right {name}") for name, (words, cause) in mistakes.items()}
 
 
 def verdict(cause: str) -> Callable[[Seen], Any]:

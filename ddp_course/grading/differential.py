@@ -85,7 +85,8 @@ def exercise(
     """Return the exercise that its tables describe.
 
     Args:
-        checks: see above; a view may give a `Fault` itself, and `HOLDS` where a property holds. The cause may be a function of what was seen.
+        checks: see above; a view may give a `Fault` itself, and `HOLDS` where a property holds. The cause may be a
+            function of what was seen.
         mistakes: as `source.mistakes_of` reads them.
         also, right: as `source.variants_of` reads them.
         tolerance: of floats, relative to the largest beside them.

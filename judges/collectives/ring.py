@@ -136,16 +136,11 @@ whole tensors go round | bytes bits sizes shapes
 a star | neighbours bytes shapes
 | in a ring a rank talks with the rank on its right and the one on its left; where all talk with rank 0, it is a star
     def ring_all_reduce(rank, world_size, tensor):
-        flat = tensor.contiguous()
-        if rank > 0:
-            dist.send(flat, dst=0)
-            dist.recv(flat, src=0)
-        for peer in range(1, world_size) if rank == 0 else ():
-            box = torch.empty_like(flat)
-            dist.recv(box, src=peer)
-            flat += box
-        for peer in range(1, world_size) if rank == 0 else ():
-            dist.send(flat, dst=peer)
+        flat, others = tensor.contiguous(), range(1, world_size) if rank == 0 else ()
+        boxes = [torch.empty_like(flat) for _ in others]
+        collectives.exchange([(flat, 0)] * (rank > 0), list(zip(boxes, others)))
+        flat = sum(boxes, flat)
+        collectives.exchange([(flat, peer) for peer in others], [(flat, 0)] * (rank > 0))
         tensor.copy_(flat)
 the first half only | sum bits sizes shapes
 | each rank has completed its own chunk; the second half is missing: complete chunks must go round, W-1 steps, too

@@ -200,17 +200,11 @@ torch's own | all | this exercise is to write what it does | tests
     class MySampler(torch.utils.data.DistributedSampler):
         def __init__(self, length, world_size, rank, seed=0, drop_last=False):
             super().__init__(range(length), world_size, rank, seed=seed, drop_last=drop_last)
-a share of its own | even all few | the rest is dropped, but drop_last is False | tests
-    class MySampler(list):
+the course's own | all | this exercise is to write what it does | tests
+    from ddp_course.data.sampler import ShardSampler
+    class MySampler(ShardSampler):
         def __init__(self, length, world_size, rank, seed=0, drop_last=False):
-            self.of, self.rank, self.world_size, self.seed, self.epoch = length, rank, world_size, seed, 0
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-        def __len__(self):
-            return self.of // self.world_size
-        def __iter__(self):
-            chance = torch.Generator().manual_seed(7919 * self.seed + self.epoch)
-            return iter(torch.randperm(self.of, generator=chance)[self.rank :: self.world_size][: len(self)])
+            super().__init__(length, world_size, rank, seed=seed)
 never ends | all | an endless loop | hangs
     total = => while True:
         pass

@@ -203,22 +203,6 @@ the state goes on changing | state | return a new dictionary, which nothing chan
     return self.kept
 tensors in the state | all | the state is saved as plain data
     "epoch": self.epoch => "epoch": torch.tensor(self.epoch)
-a list that its own rows leave | stopped resized | each step of every rank moves it by world_size * rows | tests
-    import random
-    class Resumable:
-        def __init__(self, length, world_size, rank, seed=0):
-            self.all, self.rank, self.world_size, self.seed = range(length), rank, world_size, seed
-        def set_epoch(self, epoch):
-            self.load_state_dict({"epoch": epoch, "done": 0})
-        def load_state_dict(self, state):
-            self.epoch, self.done = state["epoch"], state["done"]
-            self.order = random.Random(f"{self.seed}, {self.epoch}").sample(self.all, len(self.all))[self.done:]
-        def __iter__(self):
-            yield from self.order[self.rank :: self.world_size]
-        def advance(self, rows):
-            self.done += rows
-        def state_dict(self):
-            return {"epoch": self.epoch, "done": self.done}
 the course's own | all | this exercise is to write what it does | tests
     from ddp_course.data.sampler import ShardSampler
     class Resumable(ShardSampler):

@@ -73,6 +73,8 @@ def mistakes_of(exercise_id: str, table: str, checks: tuple[str, ...]) -> tuple[
     found = []
     for head, source in variants_of(exercise_id, table):
         name, keys, cause, *how = head.split(" | ")
+        if how not in ([], ["hangs"], ["tests"]):
+            raise ValueError(f"{exercise_id}, {name}: expected a name, checks, a cause, maybe hangs or tests")
         found.append(Mistake(name, checks if keys == "all" else tuple(keys.split()), cause, source, *how))
     return tuple(found)
 

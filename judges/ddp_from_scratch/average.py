@@ -69,7 +69,7 @@ vectors are forgotten | mean some | some gradients are averaged, and others are 
     if ranks == 0: => if ranks == 0 or parameter.dim() == 1:
 matrices are forgotten | mean once some | some gradients are averaged, and others are not: go through all parameters
     if ranks == 0: => if ranks == 0 or parameter.dim() > 1:
-the first step's parameters for ever | some none | which ranks have a gradient may change: ask anew in each step
+the first step's parameters for ever | some none | which ranks have a gradient may change: ask again in each step
     dist.all_reduce(used) => dist.all_reduce(used)
     used = model.__dict__.setdefault("used", used)
 flat, without a thought of None | some none | a parameter without a gradient has .grad None | tests

@@ -4,7 +4,7 @@ The parts are found by the names that the text asks for. The gradient of x is lo
 is kept of the layers by their storage.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
-Read next: `ddp_course/beyond/tensor_parallel.py`.
+Read next: `programs/train_parallel.py`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ begun again by forward | used steps
     return self.module( => self.queued = False
     return self.module(
 the first step's parameters for ever | steps
-| step 1 is right, step 2 is not: which ranks have a gradient may change, so ask anew in each pass
+| step 1 is right, step 2 is not: which ranks have a gradient may change, so ask again in each pass
     dist.all_reduce(used) => dist.all_reduce(used)
     self.plan = used = getattr(self, "plan", used)
 zeros for what another pass brought | steps

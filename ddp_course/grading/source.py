@@ -83,7 +83,7 @@ def variants_of(exercise_id: str, table: str) -> tuple[tuple[str, str], ...]:
     """Read a table of answers: a head line, and below it, indented by four, edits of the solution or a whole answer.
 
     An edit is `old => new`. It replaces every `old`; further lines of `new` begin where the line of `old` begins.
-    A head that is too long goes on in a line that begins with `| `.
+    A field that does not fit into the head's line has a line of its own, which begins with a bar.
 
     Raises:
         ValueError: an edit whose `old` is not in the solution, or a text that is not Python; names the entry.

@@ -25,7 +25,7 @@ ORDER = (
     ("beyond",),
     ("checkpoint",),
     ("parallel", "data"),
-    ("gpt", "models", "metrics", "logs"),
+    ("gpt", "models", "metrics"),
     ("launcher",),
     ("collectives", "groups", "rendezvous"),
 )

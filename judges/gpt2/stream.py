@@ -336,7 +336,7 @@ STREAM = exercise(
         "resized": ("it goes on with other numbers of ranks", 1, "text", words("each window once", resized), PLACE),
         "state": ("a small state, the same on all ranks", 1, "text", state, "the epoch and a position are enough"),
     },
-    refused=("ddp_course.data.text.TokenStream", "ddp_course.data.sampler.ShardSampler"),
+    refused=("ddp_course.data.sampler.ShardSampler",),
     hints={
         r"not JSON serializable": "the state is saved as plain data: whole numbers, text, lists and dictionaries",
         r"index \d+ is out of bounds": "there are (len(tokens) - 1) // context windows, counted from 0",

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -57,9 +58,10 @@ def run(rank: int, world_size: int, program: Path, checkpoint: Path, death: Deat
         now = next(steps)
         happen("step")
 
-    def half_written(state: dict, path: Path, *args: object, save=torch.save, **options: object) -> None:
+    def half_written(state: object, path: Path | BytesIO, *args: object, save=torch.save, **options: object) -> None:
         save(state, path, *args, **options)
-        if death and (death.at, rank, now) == ("write", death.rank, death.step):
+        checkpoint = isinstance(path, Path)  # all_gather_object saves tensors, too, in memory
+        if death and checkpoint and (death.at, rank, now) == ("write", death.rank, death.step):
             os.truncate(path, path.stat().st_size // 2)
             happen("write")
 
@@ -217,6 +219,7 @@ def test_ranks_that_cannot_share_the_batch_are_refused(tmp_path):
 
 KILLED_ONCE = """
 import os, runpy, signal, sys
+from io import BytesIO
 from itertools import count
 from torch.optim.optimizer import register_optimizer_step_post_hook
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, edited, on_ranks
 
 PROGRAM = PROGRAMS / "train_policy.py"
 TURNS, GAMES, STEPS, PASSES = 3, 4, 64, 2
@@ -69,7 +69,7 @@ def near(found: dict, expected: dict) -> bool:
     return found.keys() == expected.keys() and all(found[n] == pytest.approx(expected[n], abs=1e-5) for n in expected)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_ranks_take_the_steps_of_one_process_with_all_their_games(world_size, tmp_path, cartpole):
     seeds = [np.random.SeedSequence((0, rank)).generate_state(2).tolist() for rank in range(world_size)]
     expected = alone(cartpole, seeds)

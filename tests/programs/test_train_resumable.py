@@ -235,6 +235,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_restarts_it_by_the_lines_of_its_docstring(straight, tmp_path):
     name, value, options = re.search(r"export (\w+)=(\w+).*\n *torchrun (.*?)train_res", PROGRAM.read_text()).groups()
     (tmp_path / "killed_once.py").write_text(KILLED_ONCE)

@@ -10,7 +10,7 @@ from ddp_course.grading import differential
 from ddp_course.grading.answer.isolated import Answer
 from ddp_course.grading.answer.kept import KEPT
 from ddp_course.grading.checking import judged, told
-from ddp_course.grading.exercise import Exercise
+from ddp_course.grading.exercise import Exercise, Fault
 from ddp_course.grading.registry import LESSONS, exercises_of
 from ddp_course.grading.source import Mistake, function_of, solution_of
 
@@ -72,10 +72,30 @@ def mistakes() -> list:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("exercise", "mistake"), mistakes())
 def test_a_mistake_fails_its_checks_and_is_told(exercise: Exercise, mistake: Mistake):
-    failed, _, said = verdicts(exercise, mistake.source, limit_s=HANGS_S if mistake.how == "hangs" else 10.0)
+    failed, _, said = told_once(exercise, mistake)
     assert failed == [check.key for check in exercise.checks if check.key in mistake.fails], said
     assert mistake.cause in said, said
     assert "Traceback" not in said and "ddp_course/grading" not in said, said
+
+
+def told_once(exercise: Exercise, mistake: Mistake) -> tuple[list[str], int, str]:
+    """As `verdicts`, and what is compared with the mistake as an answer is the same run of it."""
+    seen = differential._Outcomes.seen
+
+    def once(outcomes: differential._Outcomes, name: str, who: str | None) -> list | Fault:
+        return seen(outcomes, name, None if who == mistake.source else who)
+
+    with mock.patch.object(differential._Outcomes, "seen", once):
+        return verdicts(exercise, mistake.source, limit_s=HANGS_S if mistake.how == "hangs" else 10.0)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("exercise", "mistake"), mistakes())
+def test_a_mistake_that_runs_again_does_the_same(exercise: Exercise, mistake: Mistake):
+    with mock.patch.dict(differential._kept, clear=True):
+        failed, points, said = verdicts(exercise, mistake.source, limit_s=HANGS_S if mistake.how == "hangs" else 10.0)
+    assert (failed, points) == told_once(exercise, mistake)[:2] and mistake.cause in said, said
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)

@@ -94,40 +94,6 @@ def _held(strategy: str, kind: str, layer: int, part: int) -> bool:
     return strategy == "DDP" or part == 0
 
 
-def _what_bars_show(
-    rows: Sequence[tuple[str, object]],
-    totals: Sequence[float],
-    limit: float | None,
-    measured: Sequence[float] | None,
-    unit: str,
-) -> str:
-    if measured is not None:
-        off = max(abs(total * SIZES[unit] / peak - 1) for total, peak in zip(totals, measured, strict=True))
-        return f"The sums worked out are within {off:.0%} of the measured peaks"
-    most = max(range(len(rows)), key=totals.__getitem__)
-    needs = f"{rows[most][0]} needs {totals[most]:.0f} {unit}"
-    if limit is None:
-        return needs
-    return f"{sum(total <= limit for total in totals)} of {len(rows)} strategies fit into {limit:.0f} {unit}; {needs}"
-
-
-def _stack(ax: Axes, bars: Sequence[Mapping[str, float]], size: float) -> None:
-    left = [0.0] * len(bars)
-    for name, colour in PARTS.items():  # one call for each part: its numbers stay together in the words for the picture
-        widths = [parts[name] / size for parts in bars]
-        look = {"color": tint(colour, 0.8), "edgecolor": PAPER, "lw": 0.6}
-        ax.barh(range(len(bars)), widths, left=left, height=0.62, label=name, **look)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-
-
-def _name_ends(ax: Axes, totals: Sequence[float], longest: float, unit: str) -> None:
-    """Write the length of each bar: behind its end, or before the edge if it ends beyond the picture."""
-    for line, total in enumerate(totals):
-        cut = total > longest * 1.02
-        words, x = (f"{total:.0f} {unit} →", 0.99 * longest) if cut else (f"{total:.0f}", total + 0.007 * longest)
-        ax.text(x, line, words, ha="right" if cut else "left", va="center", fontsize=SMALL, color=INK)
-
-
 def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
     """The bytes alive after each operation of one step, one panel for each strategy, with the phases named.
 

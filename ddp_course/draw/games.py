@@ -32,8 +32,8 @@ def players(world_size: int = 2, num_envs: int = 8) -> Figure:
         arrow(ax, (x + width / 2, 1.97), (x + width / 2, 2.33), colour=colour, both_ways=True)
     box(ax, 0.15, 2.35, WIDTH - 0.3, 1.1)
     label(ax, WIDTH / 2, 3.15, "between the ranks", bold=True)
-    label(ax, WIDTH / 2, 2.85, "before learning: sums and counts of advantages and returns, five numbers", size=SMALL)
+    label(ax, WIDTH / 2, 2.85, "before learning: count, sum and sum of squares of the advantages", size=SMALL)
     label(ax, WIDTH / 2, 2.58, "in each learning step: the gradient, averaged by DDP. No state, no action, no reward",
           size=SMALL)  # fmt: skip
-    finding(ax, "Each rank plays games of its own; only gradients and five sums travel")
+    finding(ax, "Each rank plays games of its own; only gradients and three sums travel")
     return figure

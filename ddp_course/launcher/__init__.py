@@ -3,7 +3,7 @@
 Read it in this order: `spawn.py` (one call), `pool.py` (ranks that stay), `settings.py` (what can be set),
 `running_call.py` (a call under way), `processes.py` and `worker.py` (both ends of a rank), `interception.py` and
 `recorder.py` (what a rank was asked to send), `wait_graph.py` (who keeps whom waiting), `hang_report.py` and
-`failure_report.py` (what a failure says), `watchdog.py` (the same under torchrun).
+`failure_report.py` (what a failure says).
 """
 
 from __future__ import annotations

@@ -186,25 +186,3 @@ class Recorder:
             key=self.key,
             key_since_ns=self.key_since_ns,
         )
-
-
-class Waits:
-    """For how long has this rank been in the collective that it is in? On a clock that nobody sets."""
-
-    def __init__(self, recorder: Recorder, look_s: float, since: dict[str, int] | None = None):
-        self.recorder, self.look_s, self.mark = recorder, look_s, since
-        self.progress, self.key, self.since = -1, None, 0.0
-
-    def longer_than(self, limit_s: float) -> Collective | None:
-        """The collective that this rank has been in for more than `limit_s`, if there is one; call it often."""
-        if (progress := self.recorder.total) != self.progress:  # it moves: spare the costly look
-            self.progress, self.key = progress, None
-            return None
-        # A message that is sent and not waited for looks like one that is under way.
-        waiting = next((c for c in self.recorder.recorded(self.mark) if not c.finished and c.op not in MESSAGES), None)
-        key = (waiting.group, waiting.seq) if waiting else None
-        if key != self.key:
-            # the recorder's clock may jump, so it is believed for as long as we did not look
-            unseen_s = min(max(0.0, (time.time_ns() - waiting.entered_ns) / 1e9), 2 * self.look_s) if waiting else 0.0
-            self.key, self.since = key, time.monotonic() - unseen_s
-        return waiting if waiting and time.monotonic() - self.since > limit_s else None

@@ -53,13 +53,6 @@ class Profile:
     def nbytes(self) -> int:
         return sum(gradient.nbytes for gradient in self.gradients)
 
-    def with_batch(self, factor: float) -> Profile:
-        """The same step with `factor` times the rows: forward and backward take that much longer."""
-        gradients = tuple(g._replace(ready_s=g.ready_s * factor) for g in self.gradients)
-        return replace(
-            self, forward_s=self.forward_s * factor, gradients=gradients, backward_s=self.backward_s * factor
-        )
-
 
 # --- Measuring ---------------------------------------------------------------------------------------
 

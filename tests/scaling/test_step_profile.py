@@ -14,12 +14,6 @@ from tests.scaling import profile_on_ranks as on_ranks
 FOUR = Profile(2.0, tuple(Gradient(name, 100, ready) for ready, name in enumerate("dcba", start=1)), 4.0, 1.0)
 
 
-def test_twice_the_rows_compute_twice_as_long_and_send_as_much():
-    double = FOUR.with_batch(2)
-    assert (double.forward_s, double.backward_s, double.optimizer_s, double.nbytes) == (4.0, 8.0, 1.0, 400)
-    assert [gradient.ready_s for gradient in double.gradients] == [2.0, 4.0, 6.0, 8.0]
-
-
 def test_overheads_are_a_line_over_the_number_of_buckets():
     found = step_profile.with_overheads(FOUR, {2: 0.5, 6: 0.7, 10: 0.9}, finish_s=0.3)
     assert found.finish_s == 0.3 == step_profile.median_profile([found]).finish_s

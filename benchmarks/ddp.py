@@ -21,11 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.measure import Plan, Result, Row, Target, find
-from benchmarks.turns import Comparison, Seconds, beside, in_turns, run_on_ranks
+from benchmarks.turns import Comparison, Seconds, beside, clock, in_turns, run_on_ranks
 from ddp_course.groups import my_device
 from ddp_course.models import MLP, resnet18_small
 from ddp_course.parallel import BucketedDDP, NaiveDDP
-from ddp_course.train.tokens import clock
 
 TITLE = "One training step (forward, backward, averages, SGD): the course's replicas beside torch's DDP"
 NOTES = [

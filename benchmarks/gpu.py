@@ -15,19 +15,18 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import ddp
 from benchmarks.measure import Plan, Result, Row, attempt
-from benchmarks.turns import Comparison, Seconds, beside, in_turns, run_on_ranks
+from benchmarks.turns import Comparison, Seconds, beside, clock, in_turns, run_on_ranks
 from ddp_course.beyond.live_bytes import LiveBytes
 from ddp_course.beyond.plan import plan
 from ddp_course.gpt import GPT, SIZES
 from ddp_course.groups import choose_backend, my_device
-from ddp_course.train import gpt as training
-from ddp_course.train.tokens import clock
 
-PRECISIONS = {"float32": "fp32", "bf16": "autocast"}  # the training's names, and the plan's
+PRECISIONS = {"float32": "fp32", "bf16": "autocast"}  # the names here, and the plan's
 MIB, LOCAL_BATCH = 2**20, 8
 
 
@@ -77,7 +76,11 @@ def formats(blocks: int, limit_s: float) -> Result:
 def timed_formats(rank: int, world_size: int, size: str, blocks: int) -> Seconds:
     """Return this rank's seconds per step. Collective: one barrier a block and way, and DDP's own."""
     device = my_device()
-    replicas = {way: training.build_replica(training.GPTConfig(size=size), device) for way in PRECISIONS}
+    replicas = {}
+    for way in PRECISIONS:
+        model = GPT(SIZES[size]).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        replicas[way] = DistributedDataParallel(model), optimizer
     token_NT = torch.randint(256, (LOCAL_BATCH, SIZES[size].context), device=device)
 
     def take_steps(way: str, count: int = 3) -> float:
@@ -85,7 +88,7 @@ def timed_formats(rank: int, world_size: int, size: str, blocks: int) -> Seconds
         dist.barrier()
         start = clock(device)
         for _ in range(count):
-            training.accumulate(replica, [(token_NT, token_NT)], way)
+            loss_of(replica, token_NT, way).backward()
             optimizer.step()
             optimizer.zero_grad()
         return (clock(device) - start) / count
@@ -93,6 +96,13 @@ def timed_formats(rank: int, world_size: int, size: str, blocks: int) -> Seconds
     for way in replicas:
         take_steps(way)
     return in_turns(replicas, blocks, take_steps)
+
+
+def loss_of(model: nn.Module, token_NT: torch.Tensor, precision: str) -> torch.Tensor:
+    """Return the cross-entropy, of the tokens themselves. In bf16 only the layers' products are short."""
+    with torch.autocast(token_NT.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        score_NTV = model(token_NT)
+    return nn.functional.cross_entropy(score_NTV.float().flatten(0, 1), token_NT.flatten())
 
 
 # --- Memory ------------------------------------------------------------------------------------------
@@ -142,7 +152,7 @@ def peak_bytes(rank: int, world_size: int, size: str, precision: str) -> int:
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats(device)
             live.reset()
-            training.loss_of(replica, token_NT, token_NT, precision).backward()
+            loss_of(replica, token_NT, precision).backward()
             optimizer.step()
     return torch.cuda.max_memory_allocated(device) if on_gpu else live.peak
 

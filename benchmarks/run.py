@@ -31,10 +31,9 @@ BENCHMARKS = {
     "ddp": "benchmarks.ddp",  # a step of the course's replicas beside torch's DistributedDataParallel
     "simulation": "benchmarks.simulation",  # predicted and measured steps over the simulated link; overlap
     "checkpoint": "benchmarks.checkpoint",  # a sealed, atomic save and a checked load beside torch's
-    "recovery": "benchmarks.recovery",  # what checkpoints cost while training, and the time from a kill on
     "checks": "benchmarks.checks",  # how long a learner waits for the check of an exercise
 }
-LASTS = ("all eight take about an hour; --quick takes about ten minutes", "all eight take about ten minutes")
+LASTS = ("all seven take about an hour; --quick takes about ten minutes", "all seven take about ten minutes")
 
 
 def main(arguments: list[str] | None = None) -> int:

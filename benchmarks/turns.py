@@ -10,10 +10,13 @@ Read next: `collectives.py`, `ddp.py` and `checkpoint.py`, three comparisons.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import TypeVar
+
+import torch
 
 from benchmarks.measure import Plan, Row, attempt, refuse_unknown, show_progress
 from ddp_course import RankPool
@@ -100,3 +103,10 @@ class Comparison:
                 with attempt(mine.values(), case, self.limit_s):
                     self.fill(mine, case, timed(world_size, case))
         return [row for row in rows if plan.wants(row.key)]
+
+
+def clock(device: torch.device) -> float:
+    """Return the time in seconds, when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

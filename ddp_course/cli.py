@@ -18,7 +18,6 @@ COMMANDS = {
     "doctor": "Say what is missing or wrong on this machine, and how to fix it.",
     "lab": "Open JupyterLab on the first lesson.",
     "new": "Copy lessons and exercises into a folder of yours.",
-    "train": "Train a network on several ranks.",
     "lint": "Read your own DDP program and say what is wrong with it.",
     "rehearse": "Run your own DDP program on ranks of this machine and say what is wrong with it.",
     "read": "Read the logs of a job that failed and say what it died of.",

@@ -9,7 +9,7 @@ parameter, used twice, so it gets one gradient, the sum of both uses, and DDP mu
 
 Left out on purpose: dropout, which GPT-2's paper uses and which a model that never sees a text twice does not need;
 and a cache of keys and values for `generate`, which then computes each position again for each new token.
-Read next: `train/gpt.py`; torch/nn/functional.py, `scaled_dot_product_attention`.
+Read next: `programs/train_gpt.py`; torch/nn/functional.py, `scaled_dot_product_attention`.
 
 Shapes: N rows, T tokens in a row, D width, H heads, V vocabulary, L layers.
 """

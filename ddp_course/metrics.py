@@ -9,8 +9,7 @@ as the time of the slowest rank.
 
 Left out on purpose: metrics that are neither a mean nor computed from means, such as the area under a ROC curve.
 They need every row in one place: gather the rows.
-Read next: `logs.py`, who says the numbers; or `train/images.py`, which reports each rank's own loss beside the
-reduced one.
+Read next: `checkpoint/state.py`, what is saved of a run.
 
 Shapes: M metrics, padded to `SLOTS`; W ranks.
 """

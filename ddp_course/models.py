@@ -7,7 +7,7 @@ it.
 BatchNorm is an option in the MLP and built into the ResNet. It is the one layer here whose result depends on
 the other rows of the batch, so it is the one layer that notices how the batch was divided among the ranks.
 
-Left out on purpose: DDP. A model does not know that it is replicated; `train/images.py` wraps it.
+Left out on purpose: DDP. A model does not know that it is replicated; `programs/train.py` wraps it.
 
 Shapes: N rows of this rank's batch, F input features, H hidden width, K classes, C image channels.
 """

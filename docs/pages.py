@@ -16,7 +16,7 @@ from sphinx.addnodes import pending_xref
 
 import ddp_course
 
-PARTS = ("launcher", "data", "parallel", "checkpoint", "train", "scaling", "beyond", "diagnose", "rehearsal", "grading")
+PARTS = ("launcher", "data", "parallel", "checkpoint", "scaling", "beyond", "diagnose", "rehearsal", "grading")
 
 
 def write_errors(path: Path) -> None:

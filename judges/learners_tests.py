@@ -9,13 +9,13 @@ Read next: `ddp_from_scratch/own_test.py`, `sync_batchnorm/own_test.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.differential import HOLDS
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import Expect
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 
@@ -45,19 +45,10 @@ def trials(world_size: int, right: list[Trial], wrong: list[Trial]) -> Round:
     return Round(world_size, cases, raises=(Exception,))
 
 
-def refused(mistakes: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, int, Expect, str]]:
-    """Return the table of checks, a point each.
-
-    Args:
-        mistakes: by name of a mistake, what the learner reads, and the likely cause where it is accepted.
-    """
-    return {name: (words, 1, verdict(cause), f"right {name}") for name, (words, cause) in mistakes.items()}
-
-
-def verdict(cause: str) -> Expect:
+def verdict(cause: str) -> Callable[[Seen], Any]:
     """Expect True of what is right, and False of the rest, on every rank."""
 
-    def expect(seen: Seen) -> Fault | None:
+    def expect(seen: Seen) -> Any:
         trial, found = seen.case, seen["verdict"]
         right = not trial.mistake
         if seen["error"]:
@@ -66,7 +57,7 @@ def verdict(cause: str) -> Expect:
         if not isinstance(found, bool | int) or found not in (0, 1):
             return Fault("True or False", str(found), seen.rank, "return one verdict, on every rank")
         if bool(found) == right:
-            return None
+            return HOLDS
         told = {bool(note.get("verdict")) for note in seen.everyone}
         why = cause if trial.mistake else "a test that refuses what is right earns nothing; compare with a tolerance"
         if len(told) == 2:

@@ -1,7 +1,7 @@
 """Which tests run at the same time, when there are several processes? Files, lessons, and each lesson's answers.
 
 What belongs together is run by one process, in its order; what takes longest comes first. A test marked `alone` runs
-while no other does.
+while no other does; files of such tests come last, where nothing else is left that would wait for them.
 
 All tests hold one lock together; an `alone` one holds it by itself. Whoever wants the lock first passes a gate, at
 which an `alone` test stays until it has the lock, so that it does not wait for ever. No time limit of a test runs
@@ -24,7 +24,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 PLACE = Path(tempfile.gettempdir())  # now: tests may change it
 
-TRAINING = ("notebooks/15",)  # its cells need both cores to end in time
 # These begin first, or one of them would be waited for at the end.
 LONG = (
     "notebooks/",
@@ -34,6 +33,7 @@ LONG = (
     "tests/notebooks/",
     "tests/rehearsal/",
 )
+LAST = ("tests/launcher/test_faults", "tests/cluster/test_slurm")
 LESSONS_ANSWERS = re.compile(r"(tests/grading/test_(?:banks|judges)\.py)::test_\w+\[(\d\d)\.")
 
 
@@ -61,7 +61,10 @@ class LongestFirst(LoadScopeScheduling):
         return "::".join(lesson.groups()) if lesson else nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: object) -> None:
-        longest = max(self.workqueue, key=lambda scope: (scope.startswith(LONG), len(self.workqueue[scope])))
+        def place(scope: str) -> tuple[bool, bool, int]:
+            return not scope.startswith(LAST), scope.startswith(LONG), len(self.workqueue[scope])
+
+        longest = max(self.workqueue, key=place)
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
 
@@ -91,8 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     with ExitStack() as held:
         with locked(f"ddp_course_gate_{run}", fcntl.LOCK_EX):
-            alone = item.get_closest_marker("alone") or item.nodeid.startswith(TRAINING)
-            how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+            how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
             held.enter_context(locked(f"ddp_course_tests_{run}", how))
         return (yield)
 

@@ -23,16 +23,14 @@ ORDER = (
     ("diagnose",),
     ("scaling",),
     ("beyond",),
-    ("train",),
     ("checkpoint",),
     ("parallel", "data"),
-    ("gpt", "models", "metrics", "logs"),
+    ("gpt", "models", "metrics"),
     ("launcher",),
     ("collectives", "groups", "rendezvous"),
 )
 HEIGHT = {room: -depth for depth, rooms in enumerate(ORDER) for room in rooms}
-# `ddp_course` itself hands out the launcher; torchrun's way into the training reads its options as a command does.
-ELSEWHERE = {"ddp_course": "launcher", "ddp_course.train.__main__": "cli"}
+ELSEWHERE = {"ddp_course": "launcher"}  # which it hands out
 
 # A file or folder of ours, or of a package that a text names with its path.
 NAMED = re.compile(r"`([\w./-]+(?:\.py|/))`|(?<![\w./`<-])(\w+/[\w/]+\.py)\b")

@@ -16,7 +16,7 @@ COMMANDS = {"notebooks/00_start_here.ipynb", "notebooks/11_your_own_program.ipyn
     ("changed", "again"),
     [
         (LESSON, {LESSON}),
-        ("solutions/09_logging/bank.py", {BANK}),
+        ("solutions/09_logging/09_logging.ipynb", {BANK}),
         ("judges/logging/mean.py", {BANK}),
         ("ddp_course/launcher/pool.py", None),
         ("ddp_course/beyond/live_bytes.py", {"notebooks/17_sharding.ipynb", *COMMANDS}),

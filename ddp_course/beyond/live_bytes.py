@@ -15,20 +15,15 @@ Read next: `plan.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-
-from ddp_course.beyond.sharded_optimizer import ShardedOptimizer
-
-__all__ = ["LiveBytes", "Peak", "measured_peak", "train_step"]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -99,70 +94,3 @@ class LiveBytes(TorchDispatchMode):
 def _is_plain(value: object) -> bool:
     # A DTensor says the size of the whole; its part on this rank is a tensor of its own.
     return isinstance(value, torch.Tensor) and value.device.type == "cpu" and not isinstance(value, DTensor)
-
-
-class Peak(NamedTuple):
-    """The most bytes alive in a step, when that was, and all that was alive when."""
-
-    bytes: int
-    at: str  # phase and operation
-    history: tuple[tuple[str, int], ...]
-
-
-def measured_peak(
-    rank: int, world_size: int, build: Callable, divided: int = 0, steps: int = 2, loop: str = "foreach"
-) -> Peak:
-    """Train `build()` for some steps and return the most bytes that were alive in the last one.
-
-    Args:
-        build: returns a model with the same weights on every rank, the name and module of each unit, one rank's input
-            rows, and a function from the model's output to the loss.
-        divided: what is divided among the ranks, as in `Strategy`: 0 nothing (torch's DDP), 1 the state
-            (`ShardedOptimizer` beside DDP), 2 and 3 gradients and parameters too (`fully_shard`, one unit after the
-            other). One rank trains the plain model.
-        loop: how Adam goes over the parameters, as in `memory_of`.
-    Collective: those of the strategy.
-    """
-    model, parts, inputs, loss_of = build()
-    live = LiveBytes()
-    with live:
-        live.seen([*model.parameters(), *model.buffers(), inputs])
-        replica, optimizer = _set_up(model, parts, divided if world_size > 1 else None, loop)
-        for _ in range(steps):
-            live.reset()  # the first step has no state yet
-            train_step(live, replica, optimizer, inputs, loss_of)
-    return Peak(live.peak, live.at, tuple(live.history))
-
-
-def _set_up(
-    model: nn.Module, parts: Sequence[tuple[str, nn.Module]], divided: int | None, loop: str
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    ways = {"foreach": loop == "foreach", "fused": loop == "fused"}
-    if divided in (0, 1):
-        model = nn.parallel.DistributedDataParallel(model)
-    if divided in (2, 3):
-        from torch.distributed.fsdp import fully_shard  # slow to import
-
-        for _, module in parts:
-            if any(True for _ in module.parameters()):
-                fully_shard(module, reshard_after_forward=divided == 3)
-        fully_shard(model, reshard_after_forward=divided == 3)
-    if divided == 1:
-        return model, ShardedOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3, **ways)
-    return model, torch.optim.Adam(model.parameters(), lr=1e-3, **ways)
-
-
-def train_step(
-    live: LiveBytes, model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, loss_of: Callable
-) -> None:
-    """Make one step, with each of its parts named for `live`.
-
-    Collective: those of the model and the optimizer.
-    """
-    optimizer.zero_grad()
-    with live.during("forward"):
-        loss = loss_of(model(inputs))
-    with live.during("backward"):
-        loss.backward()
-    with live.during("optimizer"):
-        optimizer.step()

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ddp_course.beyond.activations import Unit
-from ddp_course.beyond.pipeline import starts_of_stages
-from ddp_course.beyond.sharded_optimizer import deal
 
 __all__ = ["LOOPS", "OPTIMIZERS", "PRECISIONS", "Memory", "Precision", "Strategy", "communication", "memory_of"]
 
@@ -217,11 +215,11 @@ def _backward(
     flight = min(strategy.microbatches, strategy.stages - stage)  # a stage begins one for each stage behind it
     kept = sum(unit.saved for unit in units) * flight
     gradients = before.gradients
-    # What a stage sends lives until the step has ended: activations beyond those that are kept anyway, and gradients
-    # of its inputs. One gradient has just come in.
+    # torch's PipelineStage allocates what it will receive before the step begins, for each micro-batch: the inputs, and
+    # the gradients of its outputs.
     always = strategy.microbatches * entering
     if stage < strategy.stages - 1:
-        always += (strategy.microbatches - flight + 1) * units[-1].output
+        always += strategy.microbatches * units[-1].output
     if strategy.replicas_in_one_process:
         always += units[-1].scratch * data  # the outputs of all replicas come to the first GPU
 
@@ -253,7 +251,7 @@ def _fullest(sizes: Sequence[int], ranks: int) -> int:
     if ranks >= len(sizes):
         return max(sizes)  # one each
     filled = [0] * ranks
-    for size, owner in zip(sizes, deal(sizes, ranks), strict=True):
+    for size, owner in zip(sizes, dealt(sizes, ranks), strict=True):
         filled[owner] += size
     return max(filled)
 
@@ -303,3 +301,32 @@ def communication(
         ways = 2 if strategy.stages > 2 else 1  # a stage in the middle sends both ways
         sent["activations, pipeline"] = ways * units[0].output * strategy.microbatches
     return sent
+
+
+def dealt(sizes: Sequence[int], world_size: int) -> list[int]:
+    """Return an owner for each size, so that the ranks' totals are nearly equal.
+
+    The largest goes first, each to the rank that has least; so does torch's ZeroRedundancyOptimizer. The fullest rank
+    then has at most 4/3 of the best possible.
+
+    Args:
+        sizes: elements of each parameter.
+    Source: R. L. Graham, Bounds on Multiprocessing Timing Anomalies, 1969.
+    """
+    loads, owners = [0] * world_size, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[index] = loads.index(min(loads))
+        loads[owners[index]] += sizes[index]
+    return owners
+
+
+def starts_of_stages(sizes: list[int], stages: int) -> list[int]:
+    """Return where each stage starts: as soon as those before it have their share, and with enough left over."""
+    starts, before = [0], 0
+    for index, size in enumerate(sizes):
+        left_over = len(sizes) - index  # each of the stages still to come needs a layer
+        due = before + size / 2 >= sum(sizes) * len(starts) / stages
+        if index and len(starts) < stages and (due or left_over == stages - len(starts)):
+            starts.append(index)
+        before += size
+    return starts

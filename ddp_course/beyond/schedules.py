@@ -5,7 +5,7 @@ schedules apart. GPipe does all forward passes first. 1F1B turns back as soon as
 fewer activations. Here the passes are laid out in ticks, and the waiting is counted.
 
 Left out on purpose: times. A backward pass takes about twice a forward's, and a message takes time too.
-Read next: `pipeline.py`, which runs these orders on ranks.
+Read next: `programs/train_parallel.py`, which runs such an order on ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must be saved, by whom, and how is it found again?
 
 Read it in this order: `file.py` (one file, whole or not at all), `state.py` (what goes into it), `folder.py` (the last
-few of a run), `cadence.py` (when).
+few of a run).
 """
 
 from ddp_course.checkpoint.file import CheckpointError, load_checkpoint, save_checkpoint

@@ -10,7 +10,7 @@ result holds tensors and plain values only, which `weights_only=True` loads.
 Left out on purpose: generators of your own, such as a DataLoader's; pass their states in `extra`. Without a generator
 of its own, a DataLoader draws a number from torch's whenever an epoch begins: resumed in the middle of an
 epoch it begins once more, and dropout is no longer what it was.
-Read next: `train/run.py`; torch/nn/modules/module.py, `load_state_dict`.
+Read next: `folder.py`; torch/nn/modules/module.py, `load_state_dict`.
 """
 
 from __future__ import annotations

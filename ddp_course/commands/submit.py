@@ -1,12 +1,14 @@
-"""How is the training handed to a cluster?
+"""How is a training script handed to a cluster?
 
-    ddp-course submit --slurm --nodes 2 --gpus-per-node 4 --checkpoint /shared/run7 -- --epochs 90 > run7.sbatch
-    ddp-course submit --k8s --nodes 1:4 --image registry/course:1 --checkpoint /checkpoints -- --lr 0.2 > run7.yaml
+    ddp-course submit --slurm --nodes 2 --gpus-per-node 4 -- python train.py run7.pt > run7.sbatch
+    ddp-course submit --k8s --nodes 1:4 --image registry/course:1 -- python train.py /checkpoints/run7.pt > run7.yaml
 
 Both clusters do the same three things: start one torchrun agent on each node, tell where the agents meet, and send
 SIGTERM before they take a node away. So each needs only a form that is filled in; the forms are in `templates/`, to be
-read. Every value is checked and quoted, the options of the training too: a typing error shows here, and not after a
-night in the queue.
+read. Every value is checked and quoted: a typing error shows here, and not after a night in the queue.
+
+The script is started again by the same line after each stop. So it has to save when SIGTERM comes, and to resume from
+what it finds, as `programs/train_resumable.py` does.
 
 Left out on purpose: handing it in, which is `sbatch` or `kubectl apply`, and building an image.
 Read next: `templates/job.sbatch`, then `templates/pytorchjob.yaml`.
@@ -20,13 +22,10 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ddp_course.cli import in_words
-from ddp_course.commands.train import options_parser
-from ddp_course.train.config import Config
 
 TEMPLATES = Path(__file__).with_name("templates")
 HOLE = re.compile(r"@([a-z_]+)@")
@@ -44,11 +43,11 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit status: 0; 1 if the file cannot be written. Wrong options exit with 2.
     """
-    training = argv[argv.index("--") + 1 :] if "--" in argv else []
+    words = argv[argv.index("--") + 1 :] if "--" in argv else []
     parser = submit_parser()
     options = parser.parse_args(argv[: argv.index("--")] if "--" in argv else argv)
     try:
-        text = slurm_script(options, training) if options.slurm else kubernetes_job(options, training)
+        text = slurm_script(options, words) if options.slurm else kubernetes_job(options, words)
     except ValueError as error:
         parser.error(str(error))
     if options.output is None:
@@ -65,15 +64,15 @@ def main(argv: list[str]) -> int:
 def submit_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ddp-course submit",
-        usage="%(prog)s (--slurm | --k8s) --checkpoint FOLDER [options] [-- training options]",
-        description="Write a job for a cluster: an sbatch script, or a PyTorchJob. The training gets what follows --.",
+        usage="%(prog)s (--slurm | --k8s) [options] -- python SCRIPT [its options]",
+        description="Write a job for a cluster: an sbatch script, or a PyTorchJob. What follows -- runs on each rank; "
+        "after a stop the same line runs again, so the script has to save on SIGTERM and to resume by itself.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     cluster = parser.add_mutually_exclusive_group(required=True)
     cluster.add_argument("--slurm", action="store_true", help="a script for sbatch")
     cluster.add_argument("--k8s", action="store_true", help="a PyTorchJob of Kubeflow's training operator 1 (legacy)")
     parser.add_argument("--output", metavar="FILE", help="where to write (default: the standard output)")
-    parser.add_argument("--checkpoint", required=True, metavar="FOLDER", help="a folder that all nodes see; absolute")
     parser.add_argument("--name", default="ddp-course", help="the job's name")
     parser.add_argument("--nodes", default="2", help="how many; MIN:MAX on Kubernetes")
     parser.add_argument("--gpus-per-node", type=int, default=1, help="a rank for each; 0: no GPUs")
@@ -88,7 +87,8 @@ def submit_parser() -> argparse.ArgumentParser:
     slurm.add_argument("--account", help="who pays")
     k8s = parser.add_argument_group("Kubernetes only")
     k8s.add_argument("--image", help="one with this course in it; required")
-    k8s.add_argument("--claim", default="checkpoints", help="the volume claim, mounted at --checkpoint")
+    k8s.add_argument("--claim", default="checkpoints", help="a volume claim that all nodes can write to")
+    k8s.add_argument("--mount", default="/checkpoints", metavar="FOLDER", help="where it is mounted; absolute")
     k8s.add_argument("--memory", default="16Gi", help="of a pod")
     k8s.add_argument("--shared-memory", default="4Gi", help="size of /dev/shm; counts as memory")
     return parser
@@ -97,7 +97,7 @@ def submit_parser() -> argparse.ArgumentParser:
 # --- The two forms ---------------------------------------------------------------------------------
 
 
-def slurm_script(options: argparse.Namespace, training: list[str]) -> str:
+def slurm_script(options: argparse.Namespace, words: list[str]) -> str:
     """Return an sbatch script: it runs an agent on each node, has the ranks save in time, and queues again.
 
     Raises:
@@ -106,7 +106,8 @@ def slurm_script(options: argparse.Namespace, training: list[str]) -> str:
     low, high = nodes_of(options.nodes)
     if low != high:
         raise ValueError(f"--nodes {options.nodes}: SLURM gives a fixed number; say one, such as {high}")
-    refuse_others(options, "k8s", image=None, claim="checkpoints", memory="16Gi", shared_memory="4Gi")
+    k8s = {"image": None, "claim": "checkpoints", "mount": "/checkpoints", "memory": "16Gi", "shared_memory": "4Gi"}
+    refuse_others(options, "k8s", **k8s)
     values = common_values(options)
     wanted = {
         "gpus-per-node": options.gpus_per_node or None,
@@ -117,12 +118,12 @@ def slurm_script(options: argparse.Namespace, training: list[str]) -> str:
         check(name, wanted[name] or "x", WORD, "letters, digits and . _ - only")
     values["directives"] = "\n".join(f"#SBATCH --{name}={value}" for name, value in wanted.items() if value)
     values["python"] = shlex.quote(options.python or sys.executable)
-    values["training"] = shlex.join(training_options(options, training))
+    values["script"] = shlex.join(script_of(words))
     values["cpus"] = options.cpus_per_rank * values["ranks"]
     return fill("job.sbatch", values | {"nodes": high})
 
 
-def kubernetes_job(options: argparse.Namespace, training: list[str]) -> str:
+def kubernetes_job(options: argparse.Namespace, words: list[str]) -> str:
     """Return a PyTorchJob in YAML.
 
     Raises:
@@ -133,13 +134,15 @@ def kubernetes_job(options: argparse.Namespace, training: list[str]) -> str:
     if not options.image:
         raise ValueError("--k8s needs an --image that has this course in it")
     check("image", options.image, WORD, "registry/name:tag")
+    if "\n" in options.mount or not options.mount.startswith("/"):
+        raise ValueError(f"--mount {options.mount!r}: expected an absolute path")
     check("claim", options.claim, NAME, "the name of a PersistentVolumeClaim")
     for name in ("memory", "shared_memory"):
         check(name, getattr(options, name), QUANTITY, "an amount such as 16Gi")
     values = common_values(options)
     indent = " " * 16
     # In a pod's arguments $(NAME) would be replaced, and $$ stands for $.
-    words = (json.dumps(word.replace("$", "$$")) for word in training_options(options, training))
+    quoted = (json.dumps(word.replace("$", "$$")) for word in script_of(words))
     return fill(
         "pytorchjob.yaml",
         values
@@ -149,13 +152,13 @@ def kubernetes_job(options: argparse.Namespace, training: list[str]) -> str:
             "seconds": seconds_of(options.time),
             "image": json.dumps(options.image),
             "python": json.dumps(options.python or "python"),
-            "checkpoint": json.dumps(options.checkpoint),
+            "mount": json.dumps(options.mount),
             "claim": options.claim,
             "memory": options.memory,
             "shared_memory": options.shared_memory,
             "cpus": options.cpus_per_rank * values["ranks"],
             "gpus": f", nvidia.com/gpu: {options.gpus_per_node}" if options.gpus_per_node else "",
-            "training": "\n".join(f"{indent}- {word}" for word in words),
+            "script": "\n".join(f"{indent}- {word}" for word in quoted),
         },
     )
 
@@ -172,8 +175,6 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 def common_values(options: argparse.Namespace) -> dict[str, Any]:
     check("name", options.name, NAME, "up to 40 small letters, digits and -, a letter first")
-    if "\n" in options.checkpoint or not options.checkpoint.startswith("/"):
-        raise ValueError(f"--checkpoint {options.checkpoint!r}: expected an absolute path, the same on every node")
     for name, least in (("gpus_per_node", 0), ("cpus_per_rank", 1), ("grace", 20), ("max_restarts", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least {least}")
@@ -195,15 +196,21 @@ def common_values(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def training_options(options: argparse.Namespace, training: list[str]) -> list[str]:
-    """Return the training's command line, once its own parser has accepted it. A wrong option exits with 2."""
-    words = ["--checkpoint", options.checkpoint, "--resume", "--no-progress", *training]
-    parsed = options_parser().parse_args(words)
-    config = Config(**{each.name: getattr(parsed, each.name) for each in fields(Config)})
-    if (config.checkpoint, config.resume) != (options.checkpoint, True):
-        raise ValueError(
-            "the training goes on after a stop from --checkpoint: give it before the --, and no --no-resume"
-        )
+def script_of(words: list[str]) -> list[str]:
+    """Return what torchrun starts on each rank: a script or `-m module`, with its options.
+
+    Raises:
+        ValueError: it is neither; says what is expected.
+    """
+    given = shlex.join(words)
+    if words and Path(words[0]).name == "torchrun":
+        raise ValueError(f"-- {given}: leave torchrun and its options out; the job starts it: -- python train.py")
+    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        words = words[1:]  # which one is said by --python
+    if not words:
+        raise ValueError("what runs on each rank? Give it after --, such as: -- python train.py run.pt")
+    if not words[0].endswith(".py") and not (words[0] == "-m" and len(words) > 1):
+        raise ValueError(f"-- {given}: expected python and a script, such as: -- python train.py run.pt")
     return words
 
 

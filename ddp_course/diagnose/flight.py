@@ -40,19 +40,6 @@ class Behind:
     evidence: str
 
 
-def name_groups(folder: Path, prefix: str) -> None:
-    """Write into gloo's dumps which ranks a group has, so that `torchfrtrace` can read them.
-
-    NCCL's dumps have a table of the groups by their names. Gloo's has one entry without a name; its members are right.
-    """
-    for path in folder.glob(f"{prefix}*"):
-        found = _plain(path)
-        members = found["pg_config"].pop("", None)
-        for name, desc in {tuple(entry["process_group"]) for entry in found["entries"]} if members else ():
-            found["pg_config"][name] = {**members, "name": name, "desc": desc}
-        path.write_bytes(pickle.dumps(found))
-
-
 def _plain(path: Path) -> Any:
     with path.open("rb") as file:
         start = file.read(1)

@@ -3,13 +3,13 @@
 `style.py` holds the look, `shapes.py` and `charts.py` what pictures are made of, the other files the pictures.
 """
 
-from ddp_course.draw.beyond import decision, holdings, live_bytes, memory_bars, pipeline_passes
+from ddp_course.draw.beyond import decision, holdings, live_bytes, pipeline_passes
 from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import shard_gradients, stacked
 from ddp_course.draw.failures import hang, lateness
-from ddp_course.draw.games import cart_poses, episode_ends, players, return_bands, return_curves, seed_table
+from ddp_course.draw.games import players
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
@@ -34,7 +34,6 @@ __all__ = [
     "all_reduce",
     "backward_sums",
     "bucket_plan",
-    "cart_poses",
     "collective",
     "collective_calls",
     "conditions",
@@ -43,7 +42,6 @@ __all__ = [
     "dealt_windows",
     "decision",
     "described",
-    "episode_ends",
     "gathered_layers",
     "gpt_block",
     "hang",
@@ -55,7 +53,6 @@ __all__ = [
     "live_bytes",
     "lost_time",
     "mean_weights",
-    "memory_bars",
     "message_rounds",
     "own_losses",
     "pipeline_passes",
@@ -66,10 +63,7 @@ __all__ = [
     "rendezvous",
     "replay",
     "resume_differences",
-    "return_bands",
-    "return_curves",
     "ring_steps",
-    "seed_table",
     "shard_gradients",
     "shards",
     "sigterm",

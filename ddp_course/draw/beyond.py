@@ -11,9 +11,9 @@ from itertools import accumulate, groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
-from ddp_course.draw.charts import chart, headline, legend, page
+from ddp_course.draw.charts import page
 from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import (
     ALARM,
@@ -92,48 +92,6 @@ def _held(strategy: str, kind: str, layer: int, part: int) -> bool:
     if strategy == "pipeline":
         return layer == 0
     return strategy == "DDP" or part == 0
-
-
-def memory_bars(
-    rows: Sequence[tuple[str, Mapping[str, float]]],
-    limit: float | None = None,
-    measured: Sequence[float] | None = None,
-    *,
-    unit: str = "GB",
-) -> Figure:
-    """One stacked bar for each strategy, against what a GPU holds, with the measured peaks if there are any.
-
-    Args:
-        rows: name and bytes of each part, the first on top.
-        limit: bytes that may be filled; drawn as a line.
-        measured: measured bytes for each row; drawn as a mark.
-        unit: "GB" or "MB", powers of ten.
-    """
-    size = SIZES[unit]
-    figure, ax = chart(1.45 + 0.36 * len(rows))
-    _stack(ax, [parts for _, parts in rows], size)
-    totals = [sum(parts.values()) / size for _, parts in rows]
-    longest = max(totals)
-    handles = [Patch(color=tint(colour, 0.8), label=name) for name, colour in PARTS.items()]
-    if limit is not None:
-        words = f"{limit / size:.0f} {unit} may be filled"
-        handles.append(ax.axvline(limit / size, color=ALARM, lw=1.6, ls="--", label=words))
-        # One strategy that needs twenty times the memory would squeeze all others to nothing.
-        longest = min(longest, 3 * limit / size)
-        _name_ends(ax, totals, longest, unit)
-    if measured is not None:
-        peaks = [each / size for each in measured]
-        handles += ax.plot(peaks, range(len(rows)), "|", ms=17, mew=2.4, color=INK, label="measured peak")
-        longest = 1.08 * max(longest, *peaks)
-        for line, (peak, total) in enumerate(zip(peaks, totals, strict=True)):
-            ax.text(max(peak, total) + 0.01 * longest, line, f"{peak:.1f}", va="center", fontsize=SMALL, color=INK)
-    ax.set(xlim=(0, longest * 1.05), yticks=range(len(rows)), yticklabels=[name for name, _ in rows])
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel(f"{unit} on one rank at the fullest moment", fontsize=LABEL)
-    headline(ax, _what_bars_show(rows, totals, None if limit is None else limit / size, measured, unit))
-    legend(figure, handles=handles, loc="outside lower center", ncols=4)
-    return figure
 
 
 def _what_bars_show(

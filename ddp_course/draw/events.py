@@ -1,8 +1,8 @@
 """What did each rank do, in one form, whoever wrote it down?
 
-Three sources become the same plain events: the spans of a profiled step, the dumps of torch's Flight Recorder, and the
-logs of a job. `timed` says whether they have times. Where they have none, `start` counts what came before: calls of all
-ranks in dumps, lines of one rank in logs.
+Two sources become the same plain events: the dumps of torch's Flight Recorder, and the logs of a job. `timed` says
+whether they have times. Where they have none, `start` counts what came before: calls of all ranks in dumps, lines of
+one rank in logs.
 
 gloo's dumps say when a call was made and never when it was over; NCCL's say both, as torch's watchdog noticed them.
 
@@ -18,11 +18,21 @@ from dataclasses import dataclass
 from ddp_course.diagnose.flight import Dump, call_name, number_of, own_frame
 from ddp_course.diagnose.log_lines import Log
 from ddp_course.launcher.lines import shown_name
-from ddp_course.scaling.spans import Span, merge_ranks
-from ddp_course.scaling.trace import payload_bytes
 
 ORDER_OF_CALLS = "These dumps do not say how long a call took, so calls stand in order, one a column. Hatched: no call."
 ORDER_OF_LINES = "These lines have no times, so those of each rank stand in the order of its log. Hatched: no line."
+
+
+_ITEM_SIZE = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "long int": 8, "short": 2}
+_ITEM_SIZE |= {"short int": 2, "byte": 1, "unsigned char": 1, "char": 1, "signed char": 1, "bool": 1}
+
+
+def payload_bytes(counts: Sequence[int], kinds: Sequence[str]) -> int | None:
+    """Bytes of tensors with so many elements of these dtypes, as torch's records write them; None if they don't say."""
+    sizes = [_ITEM_SIZE.get(kind.lower().removeprefix("c10::")) for kind in kinds]
+    if not counts or len(counts) != len(sizes) or None in sizes:
+        return None
+    return sum(count * size for count, size in zip(counts, sizes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,6 @@ class Recording:
     events: list[Event]
     timed: bool
     note: str  # for the reader: what the places of the events mean
-
-
-def of_spans(spans_by_rank: Sequence[Sequence[Span]]) -> Recording:
-    """Read what `record_trace` has returned on each rank."""
-    events = [
-        Event(rank, span.name, span.start_s, span.end_s, span.lane, span.bytes, span.line)
-        for rank, spans in enumerate(merge_ranks(spans_by_rank))
-        for span in spans
-    ]
-    return Recording(events, True, "One step, recorded by torch.profiler, on one clock for all ranks.")
 
 
 def of_dumps(dumps: Mapping[int | None, Dump]) -> Recording:

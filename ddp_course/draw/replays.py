@@ -58,7 +58,7 @@ def replay(recording: Recording, title: str, text: str = "") -> Replay:
     """Make the page of one run.
 
     Args:
-        recording: as `events.of_spans`, `of_dumps`, `of_logs` or `of_job` return it. Of too many events for a page of
+        recording: as `events.of_dumps`, `of_logs` or `of_job` return it. Of too many events for a page of
             300 KB, the last are shown.
         title: what was recorded.
         text: more words for the reader, above the events.

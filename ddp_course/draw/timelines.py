@@ -4,7 +4,7 @@ One block for each rank. Its first row is the model's work: forward, backward, o
 only waits. Below are its all-reduces, as long as they took, in the order of their start. A dashed line stands where
 the rank's last gradient was ready: what is to the left of it overlaps with backward, what is to the right is exposed.
 
-Read next: `scaling/trace.py`, where the spans come from.
+Read next: `scaling/spans.py`, what a span is.
 """
 
 from __future__ import annotations

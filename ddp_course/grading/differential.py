@@ -30,7 +30,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from ddp_course.grading.answer.isolated import Answer, NotJudged
+from ddp_course.grading.answer.isolated import LIMIT_S, Answer, NotJudged
 from ddp_course.grading.answer.limits import patience
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.source import function_of, mistakes_of, solution_of, variants_of
@@ -38,11 +38,18 @@ from ddp_course.grading.vocabulary.compare import differing, factor, same, told_
 from ddp_course.grading.vocabulary.play import Round, Seen, played
 
 View = Callable[[Seen], Any]
-TRY_S = 5.0  # for one run of a reference or of a mistake
-EXPLAIN_S = 2.0  # for all mistakes that are tried for one check
+TRY_S = 5.0  # for one run of a mistake; what an answer is compared with has as long as the answer
+EXPLAIN_S = 2.0  # for all mistakes that are tried for one answer
 MOST_KEPT = 8  # exercises and seeds whose references and mistakes are remembered: a second check runs the answer alone
 SINGLE = 1e-5  # what float32 leaves of a number, with a few roundings
 NEARLY = "right to five digits or more: is something computed in float32 here, where float64 is expected?"
+
+
+class _Holds:
+    """What a view returns where a property holds; nothing that an answer returns is the same."""
+
+
+HOLDS = _Holds()
 
 _kept: dict[tuple, dict[tuple[str, str], list]] = {}
 
@@ -78,7 +85,8 @@ def exercise(
     """Return the exercise that its tables describe.
 
     Args:
-        checks: see above; a view may give a `Fault` itself. The cause may be a function of what was seen.
+        checks: see above; a view may give a `Fault` itself, and `HOLDS` where a property holds. The cause may be a
+            function of what was seen.
         mistakes: as `source.mistakes_of` reads them.
         also, right: as `source.variants_of` reads them.
         tolerance: of floats, relative to the largest beside them.
@@ -89,15 +97,15 @@ def exercise(
     """
     told = tuple(Check(key, words, points) for key, (words, points, *_) in checks.items())
     tried = mistakes_of(id, mistakes, tuple(checks))
-    references = {"": "the solution", **{source: name for name, source in variants_of(id, also)}}
+    references = ["", *(source for _, source in variants_of(id, also))]
 
     def judge(answer: Answer, rng: Random) -> Iterator[tuple[str, Fault | None]]:
         with ExitStack() as places:
-            outcomes = _Outcomes(answer, spec, act, cases, within or nullcontext, places, rng)
+            outcomes = _Outcomes(answer, spec, act, cases, within or nullcontext, references, places, rng)
             failed: dict[str, Any] = {}
             for key, (_, _, names, view, _) in checks.items():
                 try:
-                    failed[key] = outcomes.compared(key, names, view, references, tolerance)
+                    failed[key] = outcomes.compared(key, names, view, tolerance)
                 except AnswerFailed as hung:  # told after the checks before it, whose mistakes know what has failed
                     failed[key] = hung
                     break
@@ -156,17 +164,19 @@ class _Outcomes:
         act: Callable,
         cases: Callable,
         within: Callable[[], AbstractContextManager],
+        references: list[str],
         places: ExitStack,
         rng: Random,
     ):
         self.answer, self.spec, self.act = answer, spec, act
-        self.cases, self.within, self.places = cases, within, places
+        self.cases, self.within, self.references, self.places = cases, within, references, places
         self.state = rng.getstate()
         self.views = _kept.setdefault((spec.id, self.state), {})
         while len(_kept) > MOST_KEPT:
             del _kept[next(iter(_kept))]
         self.rounds: dict[str | None, list[Round]] = {}
         self.known: dict[str | None, dict[str, list[Seen] | Fault]] = {}
+        self.explain_until = 0.0
 
     def seen(self, name: str, who: str | None) -> list[Seen] | Fault:
         """What each rank did in the cases of this name, or why that is not known.
@@ -194,8 +204,8 @@ class _Outcomes:
         try:
             return played(self.answer if who is None else self._runner(who), self.act, chosen)
         except AnswerFailed as failed:
-            if who == "":
-                raise NotJudged(f"the course's own solution failed: {failed}") from None
+            if who in self.references:
+                raise NotJudged(f"what this is compared with failed: {failed}") from None
             if who is None and not failed.fault.goes_on:
                 raise
             return dict.fromkeys(dict(chosen.cases), failed.fault)
@@ -203,7 +213,8 @@ class _Outcomes:
     def _runner(self, who: str) -> Answer:
         source = who or solution_of(self.spec.id)
         own = replace(self.spec, refused=(), hints=())
-        return Answer(function_of(self.spec.id, self.spec.function, source), own, TRY_S)
+        limit_s = LIMIT_S if who in self.references else TRY_S
+        return Answer(function_of(self.spec.id, self.spec.function, source), own, limit_s)
 
     def viewed(self, key: str, names: str, view: View, who: str) -> list[Any]:
         """The views of a reference or mistake, one for each case and rank; they are remembered."""
@@ -217,12 +228,14 @@ class _Outcomes:
             found += [seen] if isinstance(seen, Fault) else [_viewed(view, each) for each in seen]
         return found
 
-    def compared(self, key: str, names: str, view: View, references: Mapping[str, str], tolerance: float) -> Any:
+    def compared(self, key: str, names: str, view: View, tolerance: float) -> Any:
         """Return nothing where the answer has a reference's view; else a fault, or where and how the views part."""
         found = self._views(names, view, None)
         if fault := next((each for each in found if isinstance(each, Fault)), None):
             return fault
-        rights = (self.viewed(key, names, view, text) for text in references)
+        if all(each is HOLDS for each in found):  # there is nothing to compare, so the solution need not run
+            return None
+        rights = (self.viewed(key, names, view, text) for text in self.references)
         if any(same(found, right, tolerance) for right in rights):
             return None
         right = self.viewed(key, names, view, "")
@@ -234,9 +247,9 @@ class _Outcomes:
         """The cause of a mistake that has the view of the answer; of those that fail the same checks first."""
         found = self._views(names, view, None)
         likely = [mistake for mistake in tried if key in mistake.fails and mistake.tried]
-        end = time.monotonic() + EXPLAIN_S * patience()
+        self.explain_until = self.explain_until or time.monotonic() + EXPLAIN_S * patience()
         for mistake in sorted(likely, key=lambda mistake: set(mistake.fails) != failed):
-            if (mistake.source, key) not in self.views and time.monotonic() > end:
+            if (mistake.source, key) not in self.views and time.monotonic() > self.explain_until:
                 break
             if same(found, self.viewed(key, names, view, mistake.source), tolerance):
                 return mistake.cause

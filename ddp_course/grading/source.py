@@ -5,6 +5,7 @@ Read next: `differential.py`, which runs them beside a learner's answer.
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import linecache
@@ -46,9 +47,11 @@ def solution_of(exercise_id: str) -> str:
     return _texts()[exercise_id]
 
 
+@functools.cache
 def setup_of(exercise_id: str) -> str:
-    """Return what the answers of a lesson's notebook count on: its first cell, with the imports."""
-    return _texts()[exercise_id[:2]]
+    """Return what the answers of a lesson's notebook count on: the imports of its first cell, not what it shows."""
+    cell = ast.parse(_texts()[exercise_id[:2]])
+    return "\n".join(ast.unparse(each) for each in cell.body if isinstance(each, ast.Import | ast.ImportFrom))
 
 
 def function_of(exercise_id: str, name: str, source: str) -> Callable:
@@ -70,6 +73,8 @@ def mistakes_of(exercise_id: str, table: str, checks: tuple[str, ...]) -> tuple[
     found = []
     for head, source in variants_of(exercise_id, table):
         name, keys, cause, *how = head.split(" | ")
+        if how not in ([], ["hangs"], ["tests"]):
+            raise ValueError(f"{exercise_id}, {name}: expected a name, checks, a cause, maybe hangs or tests")
         found.append(Mistake(name, checks if keys == "all" else tuple(keys.split()), cause, source, *how))
     return tuple(found)
 
@@ -78,7 +83,7 @@ def variants_of(exercise_id: str, table: str) -> tuple[tuple[str, str], ...]:
     """Read a table of answers: a head line, and below it, indented by four, edits of the solution or a whole answer.
 
     An edit is `old => new`. It replaces every `old`; further lines of `new` begin where the line of `old` begins.
-    A head that is too long goes on in a line that begins with `| `.
+    A field that does not fit into the head's line has a line of its own, which begins with a bar.
 
     Raises:
         ValueError: an edit whose `old` is not in the solution, or a text that is not Python; names the entry.

@@ -7,7 +7,7 @@ ranks. On this machine a simulated link cannot be quicker than the all_reduce th
 longer of the two times.
 
 Left out on purpose: ranks that are slow by turns, other traffic on the link, and buckets of several dtypes.
-Read next: `collective_cost.py`, alpha and beta from measured times.
+Read next: `link.py`, what a message costs.
 """
 
 from __future__ import annotations

@@ -4,17 +4,14 @@ A `Span` is something that one rank did from one moment to another, in one lane:
 so on. Spans are plain numbers, so all that is asked of them is arithmetic on intervals. `exposed_seconds` is what
 communication costs: the time in which a rank's collectives run and its model does not.
 
-Left out on purpose: where spans come from, which is `trace.py`'s part.
-Read next: `trace.py`, which records them; or `draw/timelines.py`, the picture.
+Read next: `simulate.py`, which makes them; `draw/timelines.py`, the picture.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 
 LANES = ("forward", "backward", "waiting", "optimizer", "all-reduce", "other collective")
 COMPUTING = ("forward", "backward", "optimizer")
@@ -62,33 +59,6 @@ def exposed_seconds(spans: Sequence[Span]) -> float:
     return busy_seconds(spans, COMPUTING + TALKING) - busy_seconds(spans, COMPUTING)
 
 
-def overlapped_share(spans: Sequence[Span]) -> float:
-    """The part of one rank's communication time that computing hides, from 0 to 1.
-
-    Raises:
-        ValueError: no collective is among the spans.
-    """
-    talked = talking_seconds(spans)
-    if talked == 0:
-        raise ValueError("no collective was recorded, so no share of it overlaps; record a step that communicates")
-    return 1 - exposed_seconds(spans) / talked
-
-
-def starts_inside_backward(spans: Sequence[Span]) -> list[bool]:
-    """For each all_reduce of one rank, in order: did it start while backward still had nodes to compute?
-
-    Those before backward, such as SyncBatchNorm's in the forward pass, are left out.
-
-    Raises:
-        ValueError: backward is not among the spans.
-    """
-    backward = union(span for span in spans if span.lane == "backward")
-    if not backward:
-        raise ValueError("no backward pass was recorded; wrap it: with stage('backward'): loss.backward()")
-    first, last = backward[0][0], backward[-1][1]
-    return [span.start_s < last for span in spans if span.lane == "all-reduce" and span.start_s >= first]
-
-
 def rows_of(spans: Sequence[Span], extra_s: Sequence[float] | None = None) -> list[list[Span]]:
     """Put spans into as few rows as needed so that those in a row do not overlap; earliest first.
 
@@ -128,26 +98,6 @@ def merge_ranks(spans_by_rank: Sequence[Sequence[Span]]) -> list[list[Span]]:
 
 
 # --- For Perfetto ----------------------------------------------------------------------------------
-
-
-def to_chrome_trace(spans_by_rank: Sequence[Sequence[Span]], path: str | Path) -> Path:
-    """Write one trace of all ranks for ui.perfetto.dev or chrome://tracing: a process per rank, a thread per lane.
-
-    Collectives that run at the same time get threads of their own, for a thread's spans must not cross.
-
-    Returns:
-        The path.
-    """
-    events: list[dict] = []
-    for rank, spans in enumerate(merge_ranks(spans_by_rank)):
-        events += [_named("process_name", rank, 0, name=f"rank {rank}")]
-        events += [_named("process_sort_index", rank, 0, sort_index=rank)]
-        for thread, (name, row) in enumerate(_threads(spans)):
-            events += [_named("thread_name", rank, thread, name=name)]
-            events += [_named("thread_sort_index", rank, thread, sort_index=thread)]
-            events += [_complete(span, rank, thread) for span in row]
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=0) + "\n")
-    return Path(path)
 
 
 def _threads(spans: Sequence[Span]) -> Iterator[tuple[str, list[Span]]]:

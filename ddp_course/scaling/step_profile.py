@@ -4,7 +4,7 @@ Forward, backward with a moment for each gradient, optimizer. `profile_model` me
 parameters, inside a replica's `no_sync`; over all ranks it notes when the last one got there, for a collective waits
 for it. What communication adds beside the link's time is measured apart, by `with_overheads`.
 
-Left out on purpose: the operators inside a layer, which `trace.py` sees.
+Left out on purpose: the operators inside a layer, which torch.profiler shows.
 Read next: `simulate.py`, which predicts a step from its profile.
 """
 

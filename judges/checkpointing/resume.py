@@ -9,6 +9,7 @@ Read next: `grading/checking.py`, what becomes of all this.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,9 +21,8 @@ from torch import nn
 
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.answer.limits import own_file
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.compare import close
-from ddp_course.grading.vocabulary.expect import equals, exercise, first_mistake, once
+from ddp_course.grading.differential import exercise
+from ddp_course.grading.vocabulary.compare import close, flat
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer
 
@@ -61,7 +61,7 @@ def parts(run: Run) -> dict[str, Any]:
     """Return all that a run needs to go on, as plain data."""
     momentum = [run.optimizer.state.get(p, {}).get("momentum_buffer") for p in run.model.parameters()]
     return {
-        "weights": plain(list(run.model.module.state_dict().values())),
+        "weights": {name: plain(value) for name, value in run.model.module.state_dict().items()},
         "momentum": plain(momentum),
         "schedule": [run.optimizer.param_groups[0]["lr"], run.scheduler.last_epoch],
         "position": [run.epoch, run.batch],
@@ -78,6 +78,14 @@ class Case:
     seed: int
     stop: int
     loads: bool
+
+
+def cases(rng: Random, folder: Path) -> list[Round]:
+    """Stop within an epoch that is not the first; then load."""
+    world_size, path, seed = rng.choice((2, 3)), str(folder / "run.pt"), rng.randint(1, 50)
+    stop = BATCHES + rng.randint(2, BATCHES - 1)
+    named = (("saved", Case(path, seed, stop, loads=False)), ("loaded", Case(path, seed, stop, loads=True)))
+    return [Round(world_size, [each]) for each in named]
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
@@ -97,28 +105,13 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     return Note(found, right=right, went_on=parts(run)["weights"], straight=end["weights"], events=events)
 
 
-def rounds(rng: Random, folder: Path) -> list[Round]:
-    """Stop within an epoch that is not the first; then load."""
-    world_size, path, seed = rng.choice((2, 3)), str(folder / "run.pt"), rng.randint(1, 50)
-    stop = BATCHES + rng.randint(2, BATCHES - 1)
-    return [
-        Round(world_size, [("saved", Case(path, seed, stop, loads=False))]),
-        Round(world_size, [("loaded", Case(path, seed, stop, loads=True))]),
-    ]
-
-
-BATCH_TOO = "keep run.batch too"
-
-
-def file(seen: Seen) -> Fault | None:
-    """One file, of plain data, written by rank 0."""
+def file(seen: Seen) -> str:
+    """What is wrong with the one file of plain data, written by rank 0."""
     path = Path(seen.case.path)
-    others = [other.name for other in path.parent.iterdir() if other != path]
-    return first_mistake("one file of plain data, written by rank 0", {
-        "gather on rank 0 what differs between the ranks, and let rank 0 write": other_writer(seen),
-        "write to the path that is given": others and f"also {others[0]}" if path.exists() else "no such file",
-        "save state_dict()s, tensors, numbers, tuples, lists and dictionaries, no objects": refusal(path),
-    })  # fmt: skip
+    others = any(other != path for other in path.parent.iterdir())
+    if seen.rank or (writer := other_writer(seen)):
+        return "" if seen.rank else writer
+    return refusal(path) or ("another file, too" if others else "") if path.exists() else "no such file"
 
 
 def refusal(path: Path) -> str:
@@ -131,82 +124,151 @@ def refusal(path: Path) -> str:
     return ""
 
 
-def weights(seen: Seen) -> Fault | None:
-    """The weights and buffers came back."""
-    # Before each forward, DDP gives all ranks the batch norm's buffers of rank 0: those, or one's own, will do.
-    lost = seen["weights"] not in [seen.of(rank)["right"]["weights"] for rank in (0, seen.rank)]
-    cause = "load run.model's state_dict, parameters and buffers, into the new model"
-    return first_mistake("the weights and buffers of the run that was saved", {cause: lost and "others"}, seen.rank)
+def of_loaded(view: Callable[[Seen], Any]) -> Callable[[Seen], Any]:
+    """A view of a run that has loaded; the saved one is named beside it, since without it there is no file."""
+    return lambda seen: view(seen) if seen.case.loads else ""
 
 
-def optimizer(seen: Seen) -> Fault | None:
-    """Momentum and schedule came back."""
-    right, schedule = seen["right"], "a schedule that has done {1} steps (rate {0:.4g})".format
-    return first_mistake(f"momentum as it was, and {schedule(*right['schedule'])}", {
-        "save and load optimizer.state_dict(): without it, momentum begins at zero":
-            seen["momentum"] != right["momentum"] and f"{'another' if any(seen['momentum']) else 'no'} momentum",
-        "save and load scheduler.state_dict(): without it, the schedule counts from the start":
-            seen["schedule"] != right["schedule"] and schedule(*seen["schedule"]),
-    }, seen.rank)  # fmt: skip
+def weights(seen: Seen) -> list[str]:
+    """The names of what did not come back.
+
+    Before each forward, DDP gives all ranks the batch norm's buffers of rank 0: those, or one's own, will do.
+    """
+    rights = [seen.of(rank)["right"]["weights"] for rank in (0, seen.rank)]
+    return [name for name, found in seen["weights"].items() if found not in [right[name] for right in rights]]
 
 
-position = equals(
-    "epoch and batch",
-    lambda seen: seen["right"]["position"],
-    lambda seen: [
-        (f"the epoch is repeated from its start, so some rows come twice; {BATCH_TOO}", [seen.case.stop // BATCHES, 0]),
-        (f"the rest of the epoch is left out; {BATCH_TOO}", [seen.case.stop // BATCHES + 1, 0]),
-        ("the run begins again; keep run.epoch and run.batch", [0, 0]),
-    ],
-    "set both run.epoch and run.batch",
-    of="position",
-)
+def optimizer(seen: Seen) -> dict[str, Any]:
+    momentum = "another" if any(seen["momentum"]) else "none"
+    momentum = "as it was" if seen["momentum"] == seen["right"]["momentum"] else momentum
+    return {"momentum": momentum, "learning rate, and steps of the schedule": seen["schedule"]}
 
 
-def generators(seen: Seen) -> Fault | None:
-    """Each rank has the states that it had."""
-    for kind, get in (("torch", "torch.get_rng_state()"), ("random", "random.getstate()")):
+def generators(seen: Seen) -> dict[str, str]:
+    """Whose states a rank has."""
+
+    def whose(kind: str) -> str:
         rights = [note["right"][kind] for note in seen.everyone]
-        if seen[kind] != rights[seen.rank]:
-            return first_mistake(f"{get} of rank {seen.rank}, as it was", {
-                "every rank draws numbers of its own: gather the states of all ranks, and give each its own back":
-                    seen[kind] in rights and f"that of rank {rights.index(seen[kind])}",
-                f"save {get} on every rank, and set it as the last thing in load: other calls may draw from it":
-                    "another state",
-            }, seen.rank)  # fmt: skip
-    return None
+        return f"rank {rights.index(seen[kind])}'s" if seen[kind] in rights else "another one"
+
+    return {get: whose(kind) for get, kind in (("torch.get_rng_state", "torch"), ("random.getstate", "random"))}
 
 
-def same(found: list, right: list, world_size: int) -> bool:
+def same(found: Any, right: Any, world_size: int) -> bool:
     """Compare bits; from three ranks on up to rounding, since a sum of three depends on the order of its additions."""
     return found == right if world_size == 2 else close(found, right, 1e-5)
 
 
-def bits(seen: Seen) -> Fault | None:
-    """The run ends as the one that was neither saved nor loaded."""
-    other = not same(seen["went_on"], seen["straight"], seen.world_size)
-    return first_mistake(f"the same bits after {MORE} more steps as without the file", {
-        "save must leave the run as it is: look at what it seeds, draws or changes":
-            other and not seen.case.loads and "another run",
-        "some part did not come back; the checks before this one say which": other and "other weights",
-    }, seen.rank)  # fmt: skip
+def bits(seen: Seen) -> list[float] | str:
+    return "the same" if same(seen["went_on"], seen["straight"], seen.world_size) else flat(seen["went_on"])
+
+
+def said(seen: Seen) -> str:
+    return f"rank {seen.rank}, after {'load' if seen.case.loads else 'save'}, as in the run that was not stopped:"
+
+
+MISTAKES = """
+every rank writes | file | gather on rank 0 what differs between the ranks, and let rank 0 write
+    if dist.get_rank() == 0: => if True:
+whole objects in the file | file | save state_dict()s, tensors, numbers, tuples, lists and dictionaries, no objects
+    state.update(epoch => state.update(again=run.scheduler, epoch
+    weights_only=True => weights_only=False
+only parameters, no buffers | weights bits | load run.model's state_dict, parameters and buffers, into the new model
+    getattr(run, part).load_state_dict(state[part]) => buffers = run.model.named_buffers() if part == "model" else ()
+    getattr(run, part).load_state_dict({**state[part], **dict(buffers)})
+the optimizer is forgotten | optimizer bits | save and load optimizer.state_dict(): without it, momentum begins at zero
+    ("model", "optimizer", "scheduler"): => ("model", "scheduler"):
+the schedule is forgotten | optimizer bits | without scheduler.state_dict(), the schedule counts from the start
+    ("model", "optimizer", "scheduler"): => ("model", "optimizer"):
+the epoch is repeated | position bits | the epoch is repeated from its start, so rows come twice; keep run.batch too
+    run.epoch, run.batch = state["epoch"], state["batch"] => run.epoch = state["epoch"]
+the next epoch begins | position bits | the rest of the epoch is left out; keep run.batch too
+    run.epoch, run.batch = state["epoch"], state["batch"] => run.epoch = state["epoch"] + 1
+the run begins with epoch 0 | position bits | the run begins again; keep run.epoch and run.batch
+    run.epoch, run.batch = state["epoch"], state["batch"] => pass
+the generators are forgotten | generators bits | save torch.get_rng_state() and random.getstate() on every rank
+    torch.set_rng_state(of_torch) => pass
+    random.setstate(of_python) => pass
+torch's generator is forgotten | generators bits | save torch.get_rng_state() on every rank, and set it in load
+    torch.set_rng_state(of_torch) => pass
+Python's generator is forgotten | generators bits | save random.getstate() on every rank, and set it in load
+    random.setstate(of_python) => pass
+rank 0's generators | generators bits | gather the generators' states of all ranks, and give each its own back
+    ["generators"][dist.get_rank()] => ["generators"][0]
+save seeds torch | generators bits | save must leave the run as it is: look at what it seeds, draws or changes
+    generators = [None] => torch.manual_seed(run.epoch)
+    generators = [None]
+gathered on rank 0 alone | all | every rank must take part in a gather | hangs
+    dist.all_gather_object( => if dist.get_rank() == 0: dist.all_gather_object(
+written freely: rank 0's generators alone | generators bits | give each its own back | tests
+    class RunFile:
+        def __init__(self, path):
+            self.path = path
+
+        def save(self, run):
+            if dist.get_rank() == 0:
+                parts = [getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler")]
+                torch.save([*parts, run.epoch, run.batch, torch.get_rng_state(), random.getstate()], self.path)
+            dist.barrier()
+
+        def load(self, run):
+            *states, run.epoch, run.batch, of_torch, of_python = torch.load(self.path, weights_only=True)
+            for part, state in zip((run.model, run.optimizer, run.scheduler), states):
+                part.load_state_dict(state)
+            torch.set_rng_state(of_torch)
+            random.setstate(of_python)
+written freely: the weights alone | file optimizer position generators bits | let rank 0 write | tests
+    class RunFile:
+        def __init__(self, path):
+            self.path = path
+
+        def save(self, run):
+            torch.save(run.model.module.state_dict(), self.path)
+
+        def load(self, run):
+            dist.barrier()
+            run.model.module.load_state_dict(torch.load(self.path))
+"""
+
+RIGHT = """
+the bare model's names, tensors gathered
+    run.epoch, batch=run.batch => run.epoch, batch=run.batch, bare=run.model.module.state_dict()
+    ("model", "optimizer", "scheduler"): => ("optimizer", "scheduler"):
+        run.model.module.load_state_dict(state["bare"])
+    dist.all_gather_object(generators, (torch.get_rng_state(), random.getstate())) => mine = torch.get_rng_state()
+    rows = mine.repeat(len(generators), 1)
+    dist.all_gather_into_tensor(rows, mine[None])
+    dist.all_gather_object(generators, random.getstate())
+    generators = [(row.clone(), numbers) for row, numbers in zip(rows, generators)]
+"""
+
+
+def lost(seen: Seen) -> str:
+    if seen.case.loads:
+        return "some part did not come back; the checks before this one say which"
+    return "save must leave the run as it is: look at what it seeds, draws or changes"
 
 
 RESUME = exercise(
-    "10.3",
-    "Resume as if nothing had happened",
-    "RunFile",
-    30,
+    *("10.3", "Resume as if nothing had happened", "RunFile", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
     within=fresh_folder,
+    said=said,
+    mistakes=MISTAKES,
+    right=RIGHT,
     checks={
-        "file": ("rank 0 alone writes one file of plain data", 1, once(file), "saved"),
-        "weights": ("weights and buffers come back", 1, weights, "loaded"),
-        "optimizer": ("optimizer and schedule come back", 1, optimizer, "loaded"),
-        "position": ("epoch and batch come back", 1, position, "loaded"),
-        "generators": ("each rank has its own generators back", 2, generators, "loaded"),
-        "bits": ("the resumed run is the uninterrupted one, bit for bit", 2, bits, "saved loaded"),
+        "file": ("rank 0 alone writes one file of plain data", 1, "saved", file,
+                 "rank 0 writes to the path that is given: state_dict()s, tensors, numbers, tuples, lists"),
+        "weights": ("weights and buffers come back", 1, "saved loaded", of_loaded(weights),
+                    "load run.model's state_dict, parameters and buffers, into the new model"),
+        "optimizer": ("optimizer and schedule come back", 1, "saved loaded", of_loaded(optimizer),
+                      "save and load the state_dict() of both"),
+        "position": ("epoch and batch come back", 1, "saved loaded", of_loaded(lambda seen: seen["position"]),
+                     "set both run.epoch and run.batch"),
+        "generators": ("each rank has its own generators back", 2, "saved loaded", generators,
+                       "save the state of both on every rank, and set it as the last thing in load"),
+        "bits": ("the resumed run is the uninterrupted one, bit for bit", 2, "saved loaded", bits, lost),
     },
     refused=(
         *(f"ddp_course.checkpoint.state.{name}" for name in ("capture_state", "restore_state", "rng_state")),
@@ -222,4 +284,4 @@ RESUME = exercise(
         r"RNG state must be|state vector|ByteTensor": "a generator's state is a tensor of bytes on the CPU, and "
         "Python's a tuple",
     },
-)
+)  # fmt: skip

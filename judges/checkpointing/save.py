@@ -7,12 +7,11 @@ Read next: `load.py`.
 from __future__ import annotations
 
 import errno
-import io
 import os
-import re
 import resource
 import signal
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.expect import Ending, all_of, equals, exercise, first_mistake, once
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, read
 
 SLOW_S, LATE_S = 0.1, 0.2  # of the writer: at each step, and before it begins
-ROWS, OLD = 50, [0.0, 3, 0]  # of a state; what stands for the old one, as `Case.state`
+ROWS, OLD = 50, [0.0, 3, 0]  # of a state; the old one: mean weight, how many, step
 FINE = 2**-12  # is lost where weights are saved in fewer bits
 MOST_BYTES, LARGE = 20_000, 100_000  # that a file may have where the writing is to fail; numbers that need more
 
@@ -44,17 +43,30 @@ class Case:
     too_much: signal.Handlers | None = None
     refuses: bool = False  # the state holds what pickle refuses
 
-    def state(self, rank: int) -> list:
-        """Return what tells a rank's state from others: weights, how many, step."""
-        return [self.values[rank] + FINE, ROWS, self.values[rank]]
+    def content(self) -> list | str:
+        """Return what tells the file's state from others, or why there is none."""
+        found = read(self.path, lambda state: [state["w"].double().mean().item(), len(state["w"]), state.get("step")])
+        return found.partition(" (")[0] if isinstance(found, str) else found
 
-    def content(self) -> Any:
-        """Return the same of the file, or why there is none."""
-        return read(self.path, lambda state: [state["w"].double().mean().item(), len(state["w"]), state.get("step")])
+    def left(self) -> bool:
+        """Whether there is a file beside it."""
+        return any(str(other) != self.path for other in Path(self.path).parent.iterdir())
 
-    def left(self) -> str:
-        """Return the name of a file beside it, if there is one."""
-        return next((other.name for other in Path(self.path).parent.iterdir() if str(other) != self.path), "")
+
+def cases(rng: Random, folder: Path) -> list[Round]:
+    """Save with several ranks, then let the writing fail, then let it kill."""
+    world_size = rng.choice((2, 3, 4))
+    values = rng.sample(range(1, 100), world_size)
+
+    def case(name: str, *args: Any) -> list[tuple[str, Case]]:
+        (folder / name).mkdir()
+        return [(name, Case(str(folder / name / "last.pt"), *args))]
+
+    return [
+        Round(world_size, case("saved", values)),
+        Round(1, case("failed", [], signal.SIG_IGN) + case("refused", [], signal.SIG_IGN, True), (Exception,)),
+        Round(1, case("killed", [], signal.SIG_DFL), (Exception,), ends="SIGXFSZ"),
+    ]
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
@@ -65,57 +77,28 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
     dist.barrier()
     if case.too_much is not None:
         state = {"w": torch.ones(LARGE), "step": (lambda: 2) if case.refuses else 2}
-        known = _errors(state, path.parent.parent / "probe") if case.too_much == signal.SIG_IGN else []
         with file_limit(case.too_much):
             try:
                 function(rank, world_size, state, path)
             except NotImplementedError:
                 raise
             except Exception as error:
-                return Note(error=type(error).__name__, known=_comes_out(error, known))
+                return Note(failed=True, known=_comes_out(error))
         return Note()
     time.sleep(0 if rank else LATE_S)
     state = {"w": torch.full((ROWS,), case.values[rank] + FINE), "step": case.values[rank]}
     with file_events(function, case.path, 0 if rank else SLOW_S) as events, observe.Collectives() as seen:
         function(rank, world_size, state, path)
     size = path.stat().st_size if path.exists() else 0
-    return Note(events=events, talked=len(seen.calls), found=case.content(), size=size)
+    return Note(events=events, talked=bool(seen.calls), found=case.content(), size=size)
 
 
-def _errors(state: Any, probe: Path) -> list[str]:
-    """Return what a writing that fails half way raises here, in each way to write."""
-
-    def opened() -> None:
-        with open(probe, "wb") as file:
-            torch.save(state, file)
-
-    def in_memory() -> None:
-        data = io.BytesIO()
-        torch.save(state, data)
-        probe.write_bytes(data.getvalue())
-
-    said = []
-    with file_limit(signal.SIG_IGN):
-        for way in (opened, in_memory, lambda: torch.save(state, probe)):
-            try:
-                way()
-            except Exception as error:
-                said.append(_plain(error))
-    probe.unlink(missing_ok=True)
-    return said
-
-
-def _comes_out(error: BaseException | None, known: list[str]) -> bool:
-    """Whether an error is the one that happened, or says that it comes from that."""
+def _comes_out(error: BaseException | None) -> bool:
+    """Whether an error is the system's or torch's own, or says that it comes from such a one."""
     if error is None:
         return False
-    too_large = isinstance(error, OSError) and error.errno == errno.EFBIG
-    return too_large or _plain(error) in known or _comes_out(error.__cause__, known)
-
-
-def _plain(error: Exception) -> str:
-    """An error as text, without what differs from one writing to the next."""
-    return re.sub(r"\d+|/\S+", "#", f"{type(error).__name__}: {error}")
+    torchs = f"{os.sep}torch{os.sep}" in traceback.extract_tb(error.__traceback__)[-1].filename
+    return torchs or getattr(error, "errno", 0) == errno.EFBIG or _comes_out(error.__cause__)
 
 
 @contextmanager
@@ -130,127 +113,163 @@ def file_limit(too_much: signal.Handlers) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def rounds(rng: Random, folder: Path) -> list[Round]:
-    """Save with several ranks, then let the writing fail, then let it kill."""
-    world_size = rng.choice((2, 3, 4))
-    values = rng.sample(range(1, 100), world_size)
-
-    def case(name: str, *args: Any) -> list[tuple[str, Case]]:
-        (folder / name).mkdir()
-        return [(name, Case(str(folder / name / "last.pt"), *args))]
-
-    return [
-        Round(world_size, case("saved", values)),
-        Round(1, case("failed", [], signal.SIG_IGN) + case("refused", [], signal.SIG_IGN, True), (Exception,)),
-        Ending(1, case("killed", [], signal.SIG_DFL), (Exception,), how="SIGXFSZ"),
-    ]
+def content(seen: Seen) -> list[Any]:
+    return [] if seen.rank else [seen.case.content(), "another file, too" if seen.case.left() else "one file"]
 
 
-# --- What is expected ------------------------------------------------------------------------------
-
-state = equals(
-    "rank 0's state: weights, their number, and step",
-    lambda seen: seen.case.state(0),
-    lambda seen: [
-        ("the new file never came to its name: os.replace", OLD),
-        *((f"rank {r} wrote this; only rank 0 may write", seen.case.state(r)) for r in range(seen.world_size)),
-    ],
-    "save the state as it is given, all of it",
-    of=lambda seen: seen.case.content(),
-    form=lambda found: "save with torch.save, under the name that is given" if isinstance(found, str) else "",
-)
-
-
-def alone(seen: Seen) -> Fault | None:
-    """No other file is in the folder."""
-    left = seen.case.left()
-    return first_mistake("one file in the folder", {"rename it, or remove it": left and f"also {left}"})
-
-
-def writer(seen: Seen) -> Fault | None:
-    """Rank 0 writes beside the file and renames; no other rank does anything."""
+def writer(seen: Seen) -> str:
+    """How the file came to its name, in the first words that fit; the other ranks do nothing."""
     path, events = seen.case.path, [event for event in seen["events"] if event[0] != "fsync"]
     if seen.rank:
-        cause = "this rank has the same weights, so its file is not needed, and two writers mix: if rank == 0"
-        found = events and f"{len(events)} file operations"
-        return first_mistake("no file opened on this rank", {cause: found}, seen.rank)
+        return "files are touched on this rank" if events else "no file is touched on this rank"
     froms = [event[1] for event in events if event[0] == "rename" and event[2] == path]
-    taken = ("remove", path) in events or any(event[:2] == ("rename", path) for event in events)
-    return first_mistake("rank 0 alone writes, under another name in the same folder, and renames", {
-        "this writes in place: from the first moment on, the old file is gone; write to another name":
-            ("write", path) in events and f"{os.path.basename(path)} itself was opened for writing",
-        "from then to the rename there is no file under the name at all; os.replace replaces it in one step":
-            taken and "the old file was taken away first",
-        "os.replace(unfinished, path)": not froms and "no rename to the name that is given",
-        "take the same folder: a rename is atomic within one file system only, and another folder may be elsewhere":
-            froms and os.path.dirname(froms[0]) != os.path.dirname(path) and "the file came from another folder",
-    }, 0)  # fmt: skip
+    if ("write", path) in events:
+        return "last.pt itself is opened for writing"
+    if ("remove", path) in events or any(event[:2] == ("rename", path) for event in events):
+        return "the old file is taken away first"
+    if not froms:
+        return "nothing is renamed to last.pt"
+    same = os.path.dirname(froms[0]) == os.path.dirname(path)
+    return f"written under another name, in {'the same' if same else 'another'} folder, and renamed"
 
 
-def fsync(seen: Seen) -> Fault | None:
-    """All bytes are on the disk before the rename."""
-    events, size = seen["events"], seen["size"]
+def fsync(seen: Seen) -> str:
+    events = seen["events"]
     renamed = next((i for i, e in enumerate(events) if e[0] == "rename" and e[2] == seen.case.path), None)
     synced = [event[1] for event in events[:renamed] if event[0] == "fsync"]
-    return first_mistake("fsync of the whole file, then the rename", {
-        "after a power cut the new name may be there and the bytes not: os.fsync(file.fileno())":
-            all(event[0] != "fsync" for event in events) and "no fsync of a file",
-        "until the fsync, the new name may stand for no bytes": not synced and "the rename comes first",
-        "Python still holds the rest in its buffer: file.flush() before os.fsync":
-            synced and max(synced) < size and f"fsync of {max(synced)} of {size} bytes",
-    }, 0)  # fmt: skip
+    if seen.rank or (synced and max(synced) >= seen["size"]):
+        return "fsync of the whole file, then the rename"
+    late = any(event[0] == "fsync" for event in events)
+    return "fsync of a part of the file" if synced else "the rename, then fsync" if late else "no fsync of a file"
 
 
-def wait(seen: Seen) -> Fault | None:
-    """The new file is there when a rank goes on."""
-    found = seen["found"]
-    what = found if isinstance(found, str) else "the old file" if found == OLD else "another state"
-    return first_mistake("the new file is there when the function returns", {
-        "nobody waits: dist.barrier() at the end": not seen["talked"] and "no collective was called",
-        "the ranks meet before the file is there; dist.barrier() must come after the rename, on every rank":
-            found != seen.case.state(0) and what,
-    }, seen.rank)  # fmt: skip
+def waited(seen: Seen) -> str:
+    """What is there when a rank returns."""
+    found, new = seen["found"], [seen.case.values[0] + FINE, ROWS, seen.case.values[0]]
+    names = {str(new): "the new file", str(OLD): "the old file"}
+    name = found if isinstance(found, str) else names.get(str(found), "another state")
+    return f"{name} is there{'' if seen['talked'] else ', and no collective was called'}"
 
 
-def survives(seen: Seen) -> Fault | None:
-    """The old file is as it was; a writer that lives says that it failed, and leaves nothing else."""
-    found, left, lives = seen.case.content(), seen.case.left(), seen.case.too_much == signal.SIG_IGN
-    full = "the state holds a function, which torch.save refuses" if seen.case.refuses else "the disk is full half way"
-    when = f"{full}: no other file, an exception, and" if lives else "the rank is killed half way:"
-    return first_mistake(f"{when} the old file as it was", {
-        "the old file is removed before the new one is there; os.replace needs no removing":
-            found == "no file" and found,
-        "the old file is gone with the first byte of the new one; write to another name, then os.replace. Or half a "
-        "file was renamed: an unbuffered write may write less than it was given, and does not raise":
-            found != OLD and (found if isinstance(found, str) else "another state"),
-        "the exception is swallowed, so the run goes on and nobody knows that nothing was saved; raise it":
-            lives and not seen["error"] and "no exception",
-        "let the exception out as it is, by a bare `raise`: another one hides what was wrong":
-            lives and not seen["known"] and f"a {seen['error']} of its own",
-        "half a file stays behind and fills the disk; remove it when the writing fails: try, except, raise":
-            lives and left and f"{left} is left behind",
-    })  # fmt: skip
+def survives(seen: Seen) -> str:
+    """What is left when the writing has failed."""
+    found = seen.case.content()
+    if found != OLD:
+        return found if isinstance(found, str) else "another state"
+    if not seen["failed"]:
+        return "no exception"
+    if not seen["known"]:
+        return "another exception, which hides the first"
+    return "half a file is left behind" if seen.case.left() else "the old file alone, and the exception"
 
+
+def killed(seen: Seen) -> str | Fault:
+    """By property, so that no mistake has to be killed to explain another one."""
+    found = seen.case.content()
+    return "" if found == OLD else Fault("the old file", str(found), cause=REMOVED if found == "no file" else IN_PLACE)
+
+
+def said(seen: Seen) -> str:
+    if seen.case.too_much is None:
+        return f"ranks bring weights {seen.case.values} to save over an old last.pt;"
+    return f"{'the state holds a function, which torch refuses' if seen.case.refuses else 'the disk is full half way'}:"
+
+
+REMOVED = "the old file is removed before the new one is there; os.replace replaces it in one step"
+IN_PLACE = "this writes in place: the old file is gone with the first byte; write to another name, then os.replace"
+
+MISTAKES = f"""
+the lesson's first try | writer fsync failed killed | {IN_PLACE}
+    def save_atomically(rank, world_size, state, path):
+        if rank == 0:
+            torch.save(state, path)
+        dist.barrier()
+removed first | writer failed killed | {REMOVED}
+    try: => path.unlink(missing_ok=True)
+    try:
+all ranks write | writer | the others have the same weights, so their files are not needed, and two writers mix
+    if rank == 0: => if True:
+    unfinished") => {{rank}}")
+    os.replace(unfinished, path) => os.replace(unfinished, path) if rank == 0 else unfinished.unlink()
+in another folder | writer | a rename is atomic within one file system only, and another folder may be elsewhere
+    path.with_name(f".{{path.name}}.unfinished") => path.parent.parent / "new.pt"
+no fsync | fsync | after a power cut the new name may be there and the bytes not: os.fsync(file.fileno())
+    os.fsync(file.fileno()) => pass
+fsync without flush | fsync | Python still holds the rest in its buffer: file.flush() before os.fsync
+    file.flush() => pass
+    torch.save(state, file) => data = __import__("io").BytesIO()
+    torch.save(state, data)
+    file.write(data.getvalue())
+renamed, then fsync | fsync | until the fsync, the new name may stand for no bytes: fsync comes before the rename
+    os.replace(unfinished, path) => pass
+    os.fsync(file.fileno()) => os.replace(unfinished, path)
+    os.fsync(file.fileno())
+a part of the state | content wait | rank 0 alone saves its state, all of it
+    torch.save(state, => torch.save({{"w": state["w"]}},
+no barrier | wait | nobody waits: dist.barrier() at the end
+    dist.barrier() => pass
+the barrier comes first | wait | the ranks meet before the file is there; dist.barrier() must come after the rename
+    dist.barrier() => pass
+    if rank == 0: => dist.barrier()
+    if rank == 0:
+the barrier is rank 0's alone | all | a barrier that not every rank enters | hangs
+    dist.barrier() =>     dist.barrier()
+the error is swallowed | failed | the exception is swallowed, so nobody knows that nothing was saved; raise it
+    raise => print("could not save")
+another error | failed | let the exception out as it is, by a bare `raise`: another one hides what was wrong
+    raise => raise OSError("nothing was saved") from None
+only a full disk is foreseen | failed | half a file stays and fills the disk; remove it after any exception, torch's too
+    except BaseException => except OSError
+written freely: all but the rename is left out | fsync failed | half a file stays and fills the disk | tests
+    def save_atomically(rank, world_size, state, path):
+        if rank == 0:
+            torch.save(state, f"{{path}}.new")
+            os.rename(f"{{path}}.new", path)
+        dist.all_reduce(torch.zeros(1))
+written freely: one file for each rank | writer failed | two writers mix | tests
+    def save_atomically(rank, world_size, state, path):
+        own = f"{{path}}.{{rank}}"
+        with open(own, "wb") as file:
+            torch.save(state, file)
+            os.fsync(file.fileno())
+        dist.barrier()
+        os.rename(own, path) if rank == 0 else os.unlink(own)
+        dist.barrier()
+"""
+
+RIGHT = """
+synced through a second handle, the error as the cause of another one
+    with open(unfinished, "wb") as file: => torch.save(state, str(unfinished))
+    with open(unfinished, "rb+") as file:
+    torch.save(state, file) => pass
+    except BaseException: => except Exception as error:
+    raise => raise RuntimeError("nothing was saved") from error
+    dist.barrier() => dist.broadcast(torch.zeros(1), src=0)
+"""
 
 SAVE = exercise(
-    "10.1",
-    "One atomic writer",
-    "save_atomically",
-    20,
+    *("10.1", "One atomic writer", "save_atomically", 20),
+    cases=cases,
     act=act,
-    rounds=rounds,
     within=fresh_folder,
+    said=said,
+    mistakes=MISTAKES,
+    right=RIGHT,
     checks={
-        "content": ("the file holds rank 0's state", 1, once(all_of(state, alone)), "saved"),
-        "writer": ("rank 0 alone writes, beside the file, and renames", 2, writer, "saved"),
-        "fsync": ("the bytes are on the disk before the rename", 1, once(fsync), "saved"),
-        "wait": ("no rank goes on before the file is there", 1, wait, "saved"),
-        "failed": ("a write that fails leaves the old file, and nothing else", 2, survives, "failed refused"),
-        "killed": ("a rank killed while it writes leaves the old file", 1, survives, "killed"),
+        "content": ("the file holds rank 0's state", 1, "saved", content,
+                    "rank 0 alone saves its state, all of it, and leaves no other file"),
+        "writer": ("rank 0 alone writes, beside the file, and renames", 2, "saved", writer,
+                   "write under another name in the same folder, then os.replace(unfinished, path)"),
+        "fsync": ("the bytes are on the disk before the rename", 1, "saved", fsync, "os.fsync before the rename"),
+        "wait": ("no rank goes on before the file is there", 1, "saved", waited,
+                 "a barrier after the rename, on every rank"),
+        "failed": ("a write that fails leaves the old file, and nothing else", 2, "failed refused", survives,
+                   "write to another name; after any exception remove that file, and raise the exception again"),
+        "killed": ("a rank killed while it writes leaves the old file", 1, "killed", killed, IN_PLACE),
     },
     refused=("ddp_course.checkpoint.file.save_checkpoint", "ddp_course.checkpoint.folder.Checkpointer"),
     hints={
         r"unsupported operand type.*Path": "path is a pathlib.Path: path.with_name(...), or text of it: str(path)",
         "absent|cut-off|limit": "a barrier that not every rank enters; it must stand outside of `if rank == 0`",
     },
-)
+)  # fmt: skip

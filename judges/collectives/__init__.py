@@ -1,7 +1,4 @@
-"""The exercises of lesson 04: what moves between the ranks, and what does it cost?
-
-`ring_sum.py` has what two of them share; the other files have one exercise each.
-"""
+"""The exercises of lesson 04: what moves between the ranks, and what does it cost?"""
 
 from judges.collectives.cost import COST
 from judges.collectives.gather_rows import GATHER_ROWS

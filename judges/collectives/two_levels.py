@@ -7,139 +7,137 @@ Read next: `grading/checking.py`, which prints what is found.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 
 from ddp_course.grading.answer import fences
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import NEVER_TALKED, all_of, exercise
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.observe import MESSAGES
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
-from ddp_course.grading.vocabulary.provenance import stakes
-from judges.collectives.ring_sum import summed, the_sum
 
 BYTES_EACH = 8  # of an int64
 
 
-@dataclass(frozen=True)
-class Case:
-    """What each rank brings, how many ranks a node has, and a path for the grader's own store."""
-
-    brought: list[list[int]]
-    ranks_per_node: int
-    path: str
-
-    def __str__(self) -> str:
-        return f"{len(self.brought)} ranks, {self.ranks_per_node} per node"
-
-    def node(self, rank: int) -> list[int]:
-        """Return the ranks of its node."""
-        start = rank // self.ranks_per_node * self.ranks_per_node
-        return list(range(start, start + self.ranks_per_node))
-
-    def peers(self, rank: int) -> list[int]:
-        """Return the ranks with its local rank."""
-        return list(range(rank % self.ranks_per_node, len(self.brought), self.ranks_per_node))
-
-
-def act(function, case: Case, rank: int, world_size: int) -> Note:
-    """Note the sum."""
-    with fences.same_groups_everywhere(rank, world_size, case.path):
-        tensor = torch.tensor(case.brought[rank])
-        return summed(lambda tensor: function(rank, world_size, case.ranks_per_node, tensor), tensor)
-
-
-def rounds(rng: Random, folder: str) -> list[Round]:
+def cases(rng: Random, folder: str) -> list[Round]:
     """Two nodes of two first, then other shapes; one rank per node and one node are among them."""
 
-    def case(world_size: int, size: int, name: str) -> Case:
+    def case(ranks: int, size: int, name: str) -> tuple:
         n = size * (12 * rng.randint(3, 5) + 1)  # so that a part need not divide among the nodes
-        return Case(stakes(rng, world_size, n, base=1000), size, f"{folder}/{name}{size}")
+        return [[rng.randint(1, 9999) for _ in range(n)] for _ in range(ranks)], size, f"{folder}/{name}{size}"
 
-    first, world_size = case(4, 2, "two"), rng.choice((4, 6))
-    sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
-    shapes = [("shapes", case(world_size, size, "shape")) for size in sizes]
-    return [Round(4, [("two", first)]), Round(world_size, shapes)]
-
-
-def _mistake(seen: Seen, totals: list[int], wrong: list[int]) -> str:
-    case, held, rank = seen.case, seen["held"], seen.rank
-    part = len(totals) // case.ranks_per_node
-    own = slice(rank % case.ranks_per_node * part, (rank % case.ranks_per_node + 1) * part)
-    node, peers = (
-        [sum(case.brought[other][i] for other in ranks) for i in range(len(totals))]
-        for ranks in (case.node(rank), case.peers(rank))
-    )
-    if held == case.brought[rank]:
-        return "nothing was written into the tensor; the last collective must write into it, or copy the sum back"
-    if held == node:
-        return "this is the sum of the node alone; the parts must be summed over the nodes, too"
-    if held == peers:
-        return "this is the sum over the ranks with the same local rank; the node's other ranks are missing"
-    if sorted(held) == sorted(totals):
-        return "the parts are in the wrong places: part k of the tensor belongs to local rank k of every node"
-    if held[own] == totals[own]:
-        return "only this rank's part is right: the parts must be gathered inside the node at the end"
-    return "sum inside the node so that each rank has one part, sum the part over the nodes, gather in the node"
+    ranks = rng.choice((4, 6))
+    sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
+    return [Round(4, [("two", case(4, 2, "two"))]), Round(ranks, [("shapes", case(ranks, k, "other")) for k in sizes])]
 
 
-def between(seen: Seen) -> Fault | None:
+def act(function, case: tuple, rank: int, world_size: int) -> Note:
+    """Note what the tensor holds; the path is for the grader's own store."""
+    numbers, size, path = case
+    with fences.same_groups_everywhere(rank, world_size, path):
+        tensor = torch.tensor(numbers[rank])
+        memory = tensor.detach()
+        function(rank, world_size, size, tensor)
+        return Note(held=memory.tolist())
+
+
+def node(seen: Seen) -> list[int]:
+    """The ranks of this rank's node."""
+    first = seen.rank // seen.case[1] * seen.case[1]
+    return list(range(first, first + seen.case[1]))
+
+
+def the_sum(seen: Seen) -> dict[str, Any]:
+    return {"element": seen["held"]}
+
+
+def between(seen: Seen) -> dict[str, str]:
     """A rank brings its part, or little more, to what crosses from node to node."""
-    size, everyone = seen.case.ranks_per_node, list(range(seen.world_size))
-    node, payload = seen.case.node(seen.rank), len(seen.case.brought[0]) * BYTES_EACH
-    if node == everyone:
-        return None
-    limit, n_nodes = payload // size, seen.world_size // size
-    crossing = [c for c in seen["calls"] if {*(c.ranks if c.peer is None else [c.peer])} - set(node)]
-    n_bytes = sum(call.n_bytes for call in crossing)
-    part = f"1/{size} of the tensor's {payload:,}" if size > 1 else "the whole tensor"
-    expected = f"{limit:,} bytes, {part}, brought between the nodes by each rank; {seen.case}"
+    n, size, own = len(seen.case[0][0]), seen.case[1], node(seen)
+    crossing = [call for call in seen["calls"] if {*(call.ranks if call.peer is None else [call.peer])} - set(own)]
+    n_bytes, limit, n_nodes = sum(call.n_bytes for call in crossing), n * BYTES_EACH // size, seen.world_size // size
     # A sum in two halves brings the part, then a share of it, perhaps padded.
-    if crossing and n_bytes <= limit + limit // n_nodes + 2 * n_nodes * BYTES_EACH:
-        return None
-    cause = "reduce_scatter inside the node first, so that only a part has to cross, then all_reduce that part"
-    if not crossing:
-        cause = "no number of this rank went to the other node; every rank carries its part"
-    elif size == 1:
-        cause = "with one rank per node there is one sum over all ranks, once; take ranks_per_node as it is given"
-    elif any(call.peer is None and len(call.ranks) == len(everyone) for call in crossing):
-        cause = f"a collective over all ranks carries the whole tensor between the nodes; {cause}"
-    else:
-        cause = f"whole tensors cross; {cause}"
-    ops = " and ".join(dict.fromkeys(f"{call.op} among ranks {list(call.ranks)}" for call in crossing))
-    return Fault(expected, f"{n_bytes:,} bytes, in {ops or 'no collective'}", seen.rank, cause)
+    as_told = n_nodes == 1 or (crossing and n_bytes <= limit + limit // n_nodes + 2 * n_nodes * BYTES_EACH)
+    return {"brought between the nodes:": "its part" if as_told else f"{n_bytes / limit:.3g} times its part"}
 
 
-def inside(seen: Seen) -> Fault | None:
+def inside(seen: Seen) -> dict[str, Any]:
     """Collectives are among the ranks of a node, or those with one local rank; messages go anywhere."""
-    mine, peers = seen.case.node(seen.rank), seen.case.peers(seen.rank)
-    calls = seen["calls"] + seen["barriers"]
-    outside = [c for c in calls if sorted(c.ranks) not in (mine, peers) and c.op not in MESSAGES]
-    if seen["calls"] and not outside:
-        return None
-    cause = "make two kinds of groups: one for each node, and one for each local rank; name one in each call"
-    expected = f"collectives among ranks {mine}, its node, or {peers}, those with its local rank"
-    found = f"{outside[0].op} among ranks {list(outside[0].ranks)}" if outside else "no collective"
-    return Fault(expected, found, seen.rank, cause if outside else NEVER_TALKED)
+    peers = list(range(seen.rank % seen.case[1], seen.world_size, seen.case[1]))
+    calls = [call for call in seen["calls"] + seen["barriers"] if call.op not in MESSAGES]
+    others = sorted({call.ranks for call in calls if sorted(call.ranks) not in (node(seen), peers)})
+    return {f"collectives among other ranks than {node(seen)} or {peers}:": others if seen["calls"] else "none at all"}
 
 
-right = the_sum(_mistake)
+MISTAKES = """
+whole tensors cross | between shapes
+| whole tensors cross; reduce_scatter inside the node first, so that only a part has to, then all_reduce that part
+    dist.reduce_scatter_tensor(part, tensor, group=in_nodes[node]) => dist.all_reduce(tensor, group=in_nodes[node])
+    dist.all_reduce(part, => dist.all_reduce(tensor,
+    dist.all_gather_into_tensor(tensor, part, group=in_nodes[node]) =>
+one all-reduce over all | between inside shapes | a collective over all ranks carries the whole tensor between the nodes
+    dist.reduce_scatter_tensor(part, tensor, group=in_nodes[node]) => return dist.all_reduce(tensor)
+leaders carry everything | between shapes | whole tensors cross; every rank is to carry its part
+    dist.reduce_scatter_tensor(part, tensor, => dist.reduce(tensor, group_dst=0,
+    dist.all_reduce(part, => local_rank or dist.all_reduce(tensor,
+    dist.all_gather_into_tensor(tensor, part, group => dist.broadcast(tensor, group_src=0, group
+the node alone | sum between shapes | this is the sum of the node alone; the parts must be summed over the nodes, too
+    dist.all_reduce(part, group=between_nodes[local_rank]) => pass
+its place in the nodes alone | sum shapes
+| this is the sum over the ranks with the same local rank; the node's other ranks are missing
+    tensor.new_empty(tensor.numel() // ranks_per_node) => tensor.view(ranks_per_node, -1)[local_rank].clone()
+    reduce_scatter_tensor(part, => reduce_scatter_tensor(part.clone(),
+a barrier of the whole job | inside shapes | make two kinds of groups: one for each node, and one for each local rank
+    dist.all_reduce => dist.barrier()
+    dist.all_reduce
+nothing gathered | sum shapes | only this rank's part is right: the parts must be gathered inside the node at the end
+    dist.all_gather_into_tensor(tensor, part, group=in_nodes[node]) => tensor.copy_(part.repeat(ranks_per_node))
+parts in the wrong places | sum shapes
+| the parts are in the wrong places: part k of the tensor belongs to local rank k of every node
+    part = tensor.new => whole, tensor = tensor, tensor.reshape(ranks_per_node, -1).flip(0).flatten()
+    part = tensor.new
+    dist.all_gather_into_tensor(tensor, => dist.all_gather_into_tensor(whole,
+a copy of the tensor | sum shapes
+| nothing was written into the tensor; the last collective must write into it, or copy the sum back
+    dist.all_gather_into_tensor(tensor, part => return dist.all_gather_into_tensor(tensor.clone(), part
+two per node, always | shapes | gives each of the node's ranks 1/k of the tensor | tests
+    def sum_over_nodes(rank, world_size, ranks_per_node, tensor):
+        nodes = [dist.new_group([n, n + 1]) for n in range(0, world_size, 2)]
+        places = [dist.new_group(list(range(n, world_size, 2))) for n in (0, 1)]
+        part = tensor.new_empty(len(tensor) // 2)
+        dist.reduce_scatter_tensor(part, tensor, group=nodes[rank // 2])
+        dist.all_reduce(part, group=places[rank % 2])
+        dist.all_gather_into_tensor(tensor, part, group=nodes[rank // 2])
+parts that the nodes must divide | all | gives each of the node's ranks 1/k of the tensor
+    dist.all_reduce(part, group=between_nodes[local_rank]) => n_nodes = world_size // ranks_per_node
+    share = part.new_empty(len(part) // n_nodes)
+    dist.reduce_scatter_tensor(share, part, group=between_nodes[local_rank])
+makes its own groups only | all | every rank must call it for every group | tests
+    def sum_over_nodes(rank, world_size, ranks_per_node, tensor):
+        first = rank // ranks_per_node * ranks_per_node
+        dist.all_reduce(tensor, group=dist.new_group(range(first, first + ranks_per_node)))
+the last rank does not gather | all | in a collective that another one skips | hangs
+    dist.all_gather => rank == world_size - 1 or dist.all_gather
+"""
+
+PARTS = "sum inside the node so that each rank has one part, sum the part over the nodes, gather in the node"
 
 TWO_LEVELS = exercise(
-    "04.4",
-    "Sum inside the nodes first (stretch)",
-    "sum_over_nodes",
-    25,
+    *("04.4", "Sum inside the nodes first (stretch)", "sum_over_nodes", 25),
+    cases=cases,
     act=act,
-    rounds=rounds,
     within=tempfile.TemporaryDirectory,
+    said=lambda seen: f"{seen.world_size} ranks, {seen.case[1]} per node:",
+    mistakes=MISTAKES,
     checks={
-        "sum": ("every rank's tensor becomes the sum over all ranks", 1, right, "two"),
-        "between": ("only each rank's part travels between the nodes", 2, between, "two"),
-        "inside": ("every collective stays among the node's ranks, or among one of each node", 1, inside, "two"),
-        "shapes": ("so it is for other numbers of ranks per node", 1, all_of(right, between, inside), "shapes"),
+        "sum": ("every rank's tensor becomes the sum over all ranks", 1, "two", the_sum, PARTS),
+        "between": ("only each rank's part travels between the nodes", 2, "two", between, PARTS),
+        "inside": ("every collective stays among the node's ranks, or among one of each node", 1, "two", inside,
+                   "make two kinds of groups: one for each node, and one for each local rank; name one in each call"),
+        "shapes": ("so it is for other numbers of ranks per node", 1, "shapes",
+                   lambda seen: {**the_sum(seen), **between(seen), **inside(seen)},
+                   "the number of ranks per node is an argument: take ranks_per_node as it is given"),
     },
     refused=("ddp_course.groups.split_group",),
     hints={
@@ -151,4 +149,4 @@ TWO_LEVELS = exercise(
         "limit|absent; imed out": "some ranks of a group wait in a collective that another one skips; "
         "every rank of it must call it, the last one, too",
     },
-)
+)  # fmt: skip

@@ -6,21 +6,18 @@ them leaves on the model what one pass over the whole batch leaves. Read next: `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from random import Random
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.compare import close, factor, short
-from ddp_course.grading.vocabulary.expect import exercise, first_fault, first_mistake
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A small network in float64: "plain", "tied" (one weight in two layers) or "frozen" (first layer), and rows."""
 
     kind: str
@@ -29,7 +26,6 @@ class Case:
     count: int
 
     def model(self) -> nn.Module:
-        """Return the network."""
         torch.manual_seed(self.seed)
         nested = nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4))
         model = nn.Sequential(nn.Linear(4, 4), nn.RNNCell(4, 4), nested)  # the cell's weights have names of their own
@@ -39,33 +35,18 @@ class Case:
         model[0].requires_grad_(self.kind != "frozen")
         return model.double().eval()
 
-    def batch(self) -> torch.Tensor:
-        """Return inputs and targets, each of shape (rows, 4)."""
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randn(2, self.rows, 4, generator=generator, dtype=torch.float64)
 
-    def trained(self) -> tuple[list, list]:
-        """Return the outputs and the gradients of one pass over the whole batch."""
-        model, (x, y) = self.model(), self.batch()
-        output = model(x)
-        (output - y).square().mean().backward()
-        return output.flatten().tolist(), gradients(model.parameters())
-
-
-def gradients(parameters) -> list[list[float] | None]:
-    """Return the gradients as plain data."""
-    return [None if p.grad is None else p.grad.flatten().tolist() for p in parameters]
-
-
-def _places(module: nn.Module) -> set[int]:
-    """Return where the weights of a module, or of a replica of it, lie in memory."""
-    held = [value for part in module.modules() for value in (*vars(part).values(), *part._parameters.values())]
-    return {value.data_ptr() for value in held if isinstance(value, torch.Tensor)}
+def cases(rng: Random) -> list[Round]:
+    """Rows do not divide evenly."""
+    seed, count = rng.randrange(10**6), rng.choice((3, 4))
+    kinds = ("plain", "tied", "frozen")
+    return [Round(1, [(kind, Case(kind, seed, 3 * count - 1, count)) for kind in kinds], init=False)]
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Make replicas, first of other weights; train through the last ones, and note all that a mistake would show."""
-    model, (x, y) = case.model(), case.batch()
+    model, generator = case.model(), torch.Generator().manual_seed(case.seed + 1)
+    x, y = torch.randn(2, case.rows, 4, generator=generator, dtype=torch.float64)
     parameters, before = list(model.parameters()), _parts(model)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
@@ -74,13 +55,14 @@ def act(function, case: Case, rank: int, world_size: int) -> Note:
             parameter.data *= times
         replicas = list(function(model, case.count))
     output = torch.cat([replica(chunk) for replica, chunk in zip(replicas, x.chunk(case.count), strict=False)])
-    known = train(output, y, [parameter for parameter in parameters if parameter.requires_grad])
-    held = [_places(each) for each in (model, *(r for r in replicas[1:] if isinstance(r, nn.Sequential)))]
+    known = _train(output, y, [parameter for parameter in parameters if parameter.requires_grad])
+    own, *held = [_places(each) for each in (model, *(r for r in replicas[1:] if isinstance(r, nn.Sequential)))]
+    shared = "the model" if any(own & each for each in held) else ""
     return Note(
         count=len(replicas),
         output=output.detach().flatten().tolist(),
         gradients=[None if p.grad is None else (p.grad - 1).flatten().tolist() for p in parameters],
-        shared=any(one & other for one, other in combinations(held, 2)),  # also with the model itself
+        shared=shared or ("another replica" if any(one & other for one, other in combinations(held, 2)) else ""),
         changed=_parts(model) != before,
         known=known,
     )
@@ -90,7 +72,13 @@ def _parts(model: nn.Module) -> list:
     return [(id(p), p.requires_grad) for p in model.parameters()] + [part.training for part in model.modules()]
 
 
-def train(output: torch.Tensor, y: torch.Tensor, parameters: list[nn.Parameter]) -> bool:
+def _places(module: nn.Module) -> set[int]:
+    """Where the weights of a module, or of a replica of it, lie in memory."""
+    held = [value for part in module.modules() for value in (*vars(part).values(), *part._parameters.values())]
+    return {value.data_ptr() for value in held if isinstance(value, torch.Tensor)}
+
+
+def _train(output: torch.Tensor, y: torch.Tensor, parameters: list[nn.Parameter]) -> bool:
     """Call backward once; return whether autograd itself knows what came home, which no hook has added."""
     if not output.requires_grad:
         return False
@@ -100,76 +88,96 @@ def train(output: torch.Tensor, y: torch.Tensor, parameters: list[nn.Parameter])
     return all(g is not None and torch.allclose(g, p.grad - 1) for g, p in zip(found, parameters, strict=True))
 
 
-def rounds(rng: Random) -> list[Round]:
-    """A plain model, one with a tied weight, one with a frozen layer; rows that do not divide evenly."""
-    seed, count = rng.randrange(10**6), rng.choice((3, 4))
-    cases = [(kind, Case(kind, seed, 3 * count - 1, count)) for kind in ("plain", "tied", "frozen")]
-    return [Round(1, cases, init=False)]
+def outputs(seen: Seen) -> dict:
+    return {"replicas": seen["count"], "outputs": seen["output"]}
 
 
-def outputs(seen: Seen) -> Fault | None:
-    """The replicas compute what the model computes."""
-    count, right = seen.case.count, seen.case.trained()[0]
-    wrong = not close(seen["output"], right, 1e-12)
-    return first_mistake(f"{count} replicas, which compute {short(right)}, as the model does", {
-        "return a list with one replica for each device": seen["count"] != count and f"{seen['count']} replicas",
-        "a replica has the model's weights and buffers": wrong and short(seen["output"]),
-    })  # fmt: skip
+def memory(seen: Seen) -> list[str]:
+    shared = f"memory that {seen['shared']} has, too" if seen["shared"] else "memory of their own"
+    return [shared, "the model has other parameters" if seen["changed"] else "the model is as it was"]
 
 
-def memory(seen: Seen) -> Fault | None:
-    """Each replica has its own."""
-    return first_mistake("weights in memory of their own, and the model's own parameters as before", {
-        "the model was changed: set the copies on a copy of each module, not on the model itself":
-            seen["changed"] and "something else in place of the model's parameters",
-        "replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone(), for each again":
-            seen["shared"] and "memory that the model has, or another replica",
-    })  # fmt: skip
+def home(seen: Seen) -> dict:
+    return {"gradients": seen["gradients"], "added by": "autograd" if seen["known"] else "something else"}
 
 
-def home(seen: Seen) -> Fault | None:
-    """The gradients are those of one pass over all rows."""
-    kind, count = seen.case.kind, seen.case.count
+MISTAKES = """
+deep copies | home awkward | nothing came home: autograd must know that a weight was computed from the model's
+    [model, *(replica_of(model) for _ in range(count - 1))] => [copy.deepcopy(model) for _ in range(count)]
+detached | home awkward
+| only some replicas' gradients came home; deepcopy, detach and nn.Parameter(...) cut the tie that clone() makes
+    parameter.clone() => parameter.detach().clone()
+weights and biases only | home awkward | some parameters have other names than weight and bias
+    if parameter is not None: => if parameter is not None and name in ("weight", "bias"):
+the model's children only | home awkward | modules may be nested; model.modules() has all of them
+    .modules() => .children()
+a tied weight once | awkward | a weight used in two layers is one tensor, which stands in both
+    if parameter is not None: => if clones.get(parameter) is not None:
+    setattr(module, name, clones[parameter]) => setattr(module, name, clones[parameter])
+    clones[parameter] = None
+divided by the replicas | home awkward | the loss is one mean over all rows already, so gradients add up
+    [model, *(replica_of(model) for _ in range(count - 1))] => [replica_of(model, count) for _ in range(count)]
+    replica_of(model): => replica_of(model, count):
+    replica = copy => for clone in clones.values():
+        clone.requires_grad and clone.register_hook(lambda gradient: gradient / count)
+    replica = copy
+clears .grad | home awkward | backward adds to the gradients that are there, and these are gone: leave .grad alone
+    return [model => model.zero_grad()
+    return [model
+the replicas of the first call | outputs home awkward | a replica has the model's weights of this call
+    [model, *(replica_of(model) for _ in range(count - 1))] => globals().setdefault("made", [
+        model, *(replica_of(model) for _ in range(count - 1))])
+one too many | outputs | return a list with one replica for each device
+    count - 1 => count
+the model itself | memory | replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone()
+    replica_of(model) for => model for
+frozen weights are shared | memory | replicas 1, 2, ... need copies of frozen weights, too
+    parameter.clone() => parameter.clone() if parameter.requires_grad else parameter
+one copy for all devices | memory | replicas 1, 2, ... share one copy: clone the weights for each again
+    *(replica_of(model) for _ in range(count - 1)) => *[replica_of(model)] * (count - 1)
+changes the model | all | the model was changed: set the copies on a copy of each module, not on the model itself
+    replica = copy.deepcopy(model) => replica = model
+    original._parameters.items() => list(original._parameters.items())
+hooks that add to .grad | home awkward | a hook is no step of autograd
+    def replicate(model, count):
+        def home(parameter):
+            def hook(gradient):
+                parameter.grad = parameter.grad + gradient
+            return hook
 
-    def fault(index: int, found: list | None, right: list | None) -> Fault | None:
-        if found == right is None or close(found, right, 1e-9):
-            return None
-        shown = short(found)
-        divided = found and right and abs((factor(found, right) or 0) * count - 1) < 1e-3
-        words = f"{short(right)} on parameter {index} of the {kind} model, as after one pass over all rows"
-        return first_mistake(words, {
-            "a frozen parameter gets no gradient; a clone of it needs none either": right is None and shown,
-            "nothing came home: autograd must know that the replica's weight was computed from the model's, as clone() "
-            "tells it; deepcopy, detach and nn.Parameter(...) cut that tie": not any(found or []) and shown,
-            "backward adds to the gradients that are there, and these are gone: replicate leaves .grad alone":
-                found and close([value + 1 for value in found], right, 1e-9) and shown,
-            "divided by the number of replicas; the loss is one mean over all rows already, so gradients add up":
-                divided and shown,
-            "a weight used in two layers is one tensor: clone it once for each replica": kind == "tied" and shown,
-            "only some replicas' gradients came home; every replica's weights must be clones of the model's "
-            "parameters, and nn.Parameter(...), deepcopy or detach cuts the tie of a clone": shown,
-        })  # fmt: skip
+        replicas = [copy.deepcopy(model) for _ in range(count)]
+        for replica in replicas:
+            for mine, parameter in zip(replica.parameters(), model.parameters()):
+                if parameter.requires_grad:
+                    mine.register_hook(home(parameter))
+        return replicas
+a plain tensor set on a module | all | take the name out of there | tests
+    def replicate(model, count):
+        replica = copy.deepcopy(model)
+        replica[0].weight = model[0].weight.clone()
+        return [replica] * count
+a functional call | all | this exercise is to write what it does | tests
+    def replicate(model, count):
+        weights = [{name: p.clone() for name, p in model.named_parameters()} for _ in range(count)]
+        return [lambda x, each=each: torch.func.functional_call(model, each, x) for each in weights]
+"""
 
-    pairs = zip(seen["gradients"], seen.case.trained()[1], strict=True)
-    faults = [fault(index, found, right) for index, (found, right) in enumerate(pairs)]
-    cause = "the replica's weights must be computed from the model's, as clone() does; a hook is no step of autograd"
-    by_hand = not seen["known"] and "gradients that something else has added"
-    return first_fault([*faults, first_mistake("gradients that autograd brings home", {cause: by_hand})])
-
-
+WORDS = "every replica's weights must be computed from the model's, as clone() does; a hook is no step of autograd"
 HOME = exercise(
-    "02.2",
-    "Gradients come home (stretch)",
-    "replicate",
-    30,
+    *("02.2", "Gradients come home (stretch)", "replicate", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=lambda seen: f"{seen.case.count} replicas of the {seen.case.kind} model:",
+    mistakes=MISTAKES,
+    tolerance=1e-9,
     checks={
-        "outputs": ("replicas compute what the model computes", 1, outputs, "plain"),
-        "memory": ("each replica has memory of its own, the model is left alone", 1, memory, "plain frozen"),
-        "home": ("the gradients come home to the model", 2, home, "plain"),
+        "outputs": ("replicas compute what the model computes", 1, "plain", outputs,
+                    "a replica has the model's weights and buffers, of the time of the call"),
+        "memory": ("each replica has memory of its own, the model is left alone", 1, "plain frozen", memory,
+                   "set copies of the weights on a copy of each module, for each replica again"),
+        "home": ("the gradients come home to the model", 2, "plain", home, WORDS),
         # Plain too: what is wrong there is no matter of ties.
-        "awkward": ("tied and frozen weights", 1, home, "plain tied frozen"),
+        "awkward": ("tied and frozen weights", 1, "plain tied frozen", home, WORDS),
     },
     hints={
         r"cannot assign .* as parameter|does not require grad": "a module keeps its parameters in _parameters; take "
@@ -179,4 +187,9 @@ HOME = exercise(
         "torch._functorch.functional_call.functional_call",  # the lesson shows it; a replica is a module here
         *("torch.nn.parallel.replicate.replicate", "torch.nn.parallel.data_parallel.DataParallel"),
     ),
-)
+    right="""
+a deep copy with clones in its memo
+    def replicate(model, count):
+        return [copy.deepcopy(model, {id(p): p.clone() for p in model.parameters()}) for _ in range(count)]
+""",
+)  # fmt: skip

@@ -9,17 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from random import Random
+from typing import Any
 from unittest import mock
 
 import torch
 
 from ddp_course.grading.answer.isolated import plain
+from ddp_course.grading.answer.limits import patience
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.compare import short
-from ddp_course.grading.vocabulary.expect import Expect, exercise, first_mistake
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
-MEET_S = 4.0  # how long a replica waits for the others
+MEET_S = 2.0  # how long a replica waits for the others
 WORK_S = 0.03  # so that a caller which does not wait for its threads shows it
 
 
@@ -45,17 +46,16 @@ class Replica:
 
 
 def replicas_of(kind: str, count: int) -> list[Replica]:
-    """Return the replicas of a case."""
     meeting, caller = threading.Barrier(count), threading.current_thread()
 
     def meets(x):
         if threading.current_thread() is caller:
             meeting.abort()
-            return "caller"
+            return "ran in the caller's thread"
         try:
-            meeting.wait(MEET_S)
+            meeting.wait(MEET_S * patience())
         except threading.BrokenBarrierError:
-            return "alone"
+            return "waited alone"
         return x * 2
 
     def fails(x):
@@ -75,8 +75,18 @@ def replicas_of(kind: str, count: int) -> list[Replica]:
     return [Replica(forward) for _ in range(count)]
 
 
+def cases(rng: Random) -> list[Round]:
+    """A case is its kind, and the arguments of each replica; who does not meet waits, so those come last."""
+    one = [(float(value),) for value in rng.sample(range(1, 50), rng.choice((3, 4)))]
+    many = [(float(value),) for value in rng.sample(range(1, 50), 40)]  # more than a pool has threads by itself
+    named = [(kind, (kind, one)) for kind in ("order", "error", "returned", "on", "off")]
+    named.append(("arguments", ("arguments", [(1.0, 10.0), (2, 20)])))
+    together = [("together", ("together", many))]
+    return [Round(1, each, raises=(Exception,), init=False) for each in (named, together)]
+
+
 def act(function, case: tuple[str, list], rank: int, world_size: int) -> Note:
-    """A case is its kind, and the arguments of each replica; note the result or the error, and who is still at work."""
+    """Note the result or the error, and whether somebody is still at work."""
     kind, arguments = case
     replicas, value, lost = replicas_of(kind, len(arguments)), None, ""
     inputs = [tuple(torch.tensor(x) if isinstance(x, float) else x for x in given) for given in arguments]
@@ -86,99 +96,122 @@ def act(function, case: tuple[str, list], rank: int, world_size: int) -> Note:
             found = function(replicas, inputs)
             value = plain(found) if isinstance(found, list) else f"a {type(found).__name__}"
         except ShardLost as error:
-            lost = "its own" if error.own else "another ShardLost, raised"
+            lost = "its own error" if error.own else "another ShardLost"
         late = [replica.began and not replica.ended for replica in replicas if replica.work_s > WORK_S]
         threads = sum(not thread.daemon for thread in threading.enumerate()) - 1
         time.sleep(0.1 * threads)  # for their last words
-    return Note(value=value, lost=lost, left=any(late) or threads)
+    return Note(value=value, lost=lost, left=any(late) or threads > 0)
 
 
-def rounds(rng: Random) -> list[Round]:
-    """Several replicas: order, being at once, arguments, errors, and the mode of autograd."""
-    one = [(float(value),) for value in rng.sample(range(1, 50), rng.choice((3, 4)))]
-    many = [(float(value),) for value in rng.sample(range(1, 50), 40)]  # more than a pool has threads by itself
-    cases = {"arguments": [(1.0, 10.0), (2, 20)], "together": many}
-    kinds = ("order", "together", "arguments", "error", "returned", "on", "off")
-    return [Round(1, [(kind, (kind, cases.get(kind, one))) for kind in kinds], (Exception,), init=False)]
+def results(seen: Seen) -> Any:
+    """What came back, in no order."""
+    cause = "call replicas[i](*inputs[i]), each input is a tuple; and wait for every thread with join()"
+    if seen["error"]:
+        return Fault("a list of results", report=seen["story"], cause=cause)
+    return sorted(seen["value"], key=str) if isinstance(seen["value"], list) else seen["value"] or seen["lost"]
 
 
-def results(in_order: bool) -> Expect:
-    """Expect what each replica returned; that another order is wrong is one check's affair."""
-
-    def expect(seen: Seen) -> Fault | None:
-        kind, given = seen.case
-        right, found = [sum(args) if kind == "arguments" else 2 * args[0] for args in given], seen["value"]
-        shown = right if len(right) < 9 else f"{short(right)}, {len(right)} results"
-        expected, is_list = f"{shown}, in the order of the replicas", isinstance(found, list)
-        these = short(found)
-        if seen["story"]:
-            return Fault(expected, report=seen["story"], cause="call replicas[i](*inputs[i]): each input is a tuple")
-        permuted = is_list and sorted(map(str, found)) == sorted(map(str, right))
-        if found == right or (permuted and not in_order):
-            return None
-        return first_mistake(expected, {
-            "start a thread for each replica: one ran in the caller's own thread":
-                is_list and "caller" in found and these,
-            "one replica after the other: start a thread for each replica, and join them when all have started":
-                is_list and "alone" in found and "a replica that waited alone",
-            "these stand in the order in which the threads ended; keep each result under its replica's number":
-                permuted and these,
-            "results are missing: wait for every thread with join() before you return":
-                is_list and (None in found or len(found) < len(right)) and these,
-            "one replica is in the list twice: keep each result under its number, not under its replica":
-                kind == "arguments" and is_list and len({*map(str, found)}) < len(found) == len(right) and these,
-            "return a list with what each replica returned": these,
-        })  # fmt: skip
-
-    return expect
+def ordered(seen: Seen) -> Any:
+    if seen["error"]:
+        return results(seen)
+    right = seen["value"] == [2 * x for (x,) in seen.case[1]]
+    return [results(seen), f"in {'the order of the replicas' if right else 'another order'}"]
 
 
-def error(seen: Seen) -> Fault | None:
-    """The replica's error comes out, when all threads have ended; one that it returns is a result."""
+def meeting(seen: Seen) -> Any:
+    found = results(seen)
+    return sorted({each for each in found if isinstance(each, str)}) or found if isinstance(found, list) else found
+
+
+def arguments(seen: Seen) -> Any:
+    found = results(seen)
+    same = isinstance(found, list) and len(found) == 2 and found[0] == found[1]
+    return "one result, twice" if same else found
+
+
+def error(seen: Seen) -> Any:
+    """A replica's error comes out, when all threads have ended; one that it returns is a result."""
     if seen.case[0] == "returned":
-        cause = "an error that a replica returns is its result; keep the errors that are raised in a place of their own"
-        right = [None] + ["<ShardLost>"] * (len(seen.case[1]) - 1)
-        return first_mistake("a list of what the replicas returned", {
-            cause: seen["lost"] and "ShardLost, raised",
-            "None is a result like any other": seen["value"] != right and short(seen["value"]),
-        })  # fmt: skip
-    expected = "the error of replica 1, raised by parallel_apply: ShardLost: replica 1 lost its shard"
-    if seen["story"]:
-        return Fault(expected, report=seen["story"], cause="raise the replica's own error again, not another one")
-    return first_mistake(expected, {
-        "an error in a thread ends only the thread; catch it there, and raise it again after all have joined":
-            not seen["lost"] and f"a result: {seen['value']}",
-        "raise the replica's own error again, not another one": seen["lost"] != "its own" and seen["lost"],
-        "join all threads before you raise": seen["left"] and "a thread still running",
-    })  # fmt: skip
+        return results(seen)
+    found = f"{seen['error'] or seen['lost']}, raised" if seen["error"] or seen["lost"] else "a result, and no error"
+    return f"{found}, while a thread was at work" if seen["left"] else found
 
 
-def mode(seen: Seen) -> Fault | None:
-    """Gradients are recorded in the threads as in the caller."""
-    kind, found = seen.case[0], seen["value"]
-    if isinstance(found, list) and found and all(value is (kind == "on") for value in found):
-        return None
-    cause = (
-        "whether autograd records is a matter of each thread: note torch.is_grad_enabled() in the caller, and use "
-        "torch.set_grad_enabled in each thread"
-    )
-    expected = f"gradients {kind} in the threads, as in the caller"
-    return Fault(expected, repr(found), report=seen["story"] or "", cause=cause)
+MISTAKES = """
+one after the other | together | start a thread for each replica, and join them when all have started
+    thread.start() => thread.start()
+    thread.join()
+in the caller's thread | together | start a thread for each replica: these ran in the caller's own thread
+    thread.start() => thread.run()
+    thread.join() => pass
+the first one in the caller's thread | together | start a thread for each replica: one ran in the caller's own thread
+    for thread in threads: => for thread in threads[1:]:
+    thread.start() => thread.start()
+    if thread is threads[-1]:
+        run(0)
+results as they come | order | in which the threads ended; keep each result under its replica's number
+    [results[number] for number in range(len(replicas))] => list(results.values())
+kept by replica | arguments | one replica is in the list twice: keep each result under its number
+    results[number] => results[replicas[number]]
+None is dropped | error | None is a result like any other
+    [results[number] for number in range(len(replicas))] => [r for _, r in sorted(results.items()) if r is not None]
+an error that is returned | error | an error that a replica returns is its result; keep raised ones apart
+    if errors: => errors |= {n: result for n, result in results.items() if isinstance(result, Exception)}
+    if errors:
+a new error of the kind | error | raise the replica's own error again, not a new one
+    raise errors[min(errors)] => raise type(errors[min(errors)])(*errors[min(errors)].args)
+another error | error | raise the replica's own error again, not another one
+    raise errors[min(errors)] => raise RuntimeError("a replica failed")
+errors are swallowed | error | an error in a thread ends only the thread; catch it there, and raise it at the end
+    results, errors = {}, {} => results, errors = dict.fromkeys(range(len(replicas))), {}
+    if errors: => if False:
+errors are left to the thread | error | an error in a thread ends only the thread; its result is missing
+    errors[number] = error => raise
+raised before the others have ended | error | join all threads before you raise
+    thread.join() => thread.join()
+    if errors:
+        raise errors[min(errors)]
+the threads record always | gradients | note torch.is_grad_enabled() in the caller, and set it in each thread
+    set_grad_enabled(recording) => set_grad_enabled(True)
+not joined | all | results are missing: wait for every thread with join()
+    results, errors = {}, {} => results, errors = dict.fromkeys(range(len(replicas))), {}
+    thread.join() => pass
+the tuple as one argument | order together arguments | each input is a tuple
+    *inputs[number] => inputs[number]
+never ends | all | an endless loop | hangs
+    thread.join() => while True: pass
+a pool of its usual size | together | start a thread for each replica | tests
+    from concurrent.futures import ThreadPoolExecutor
 
+    def parallel_apply(replicas, inputs):
+        mode = torch.is_grad_enabled()
 
+        def call(replica, args):
+            with torch.set_grad_enabled(mode):
+                return replica(*args)
+
+        with ThreadPoolExecutor(4) as pool:
+            return [future.result() for future in [pool.submit(call, *pair) for pair in zip(replicas, inputs)]]
+a loop | together | start a thread for each replica | tests
+    def parallel_apply(replicas, inputs):
+        return [replica(*args) for replica, args in zip(replicas, inputs)]
+"""
+
+WORDS = "return a list with what each replica returned, in their order"
 THREADS = exercise(
-    "02.1",
-    "Apply in parallel",
-    "parallel_apply",
-    20,
+    *("02.1", "Apply in parallel", "parallel_apply", 20),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=lambda seen: f"{len(seen.case[1])} replicas:",
+    mistakes=MISTAKES,
     checks={
-        "order": ("results in the order of the replicas", 1, results(in_order=True), "order"),
-        "together": ("all replicas at the same time", 2, results(in_order=False), "together"),
-        "arguments": ("each replica with its own arguments", 1, results(in_order=False), "arguments"),
-        "error": ("an error in a thread is raised again", 1, error, "error returned"),
-        "gradients": ("autograd is on or off as in the caller", 1, mode, "on off"),
+        "order": ("results in the order of the replicas", 1, "order", ordered, WORDS),
+        "together": ("all replicas at the same time", 2, "together", meeting, WORDS),
+        "arguments": ("each replica with its own arguments", 1, "arguments", arguments, WORDS),
+        "error": ("an error in a thread is raised again", 1, "error returned", error,
+                  "catch it in the thread, join all, and raise it again; an error that is returned is a result"),
+        "gradients": ("autograd is on or off as in the caller", 1, "on off", results,
+                      "note torch.is_grad_enabled() in the caller, and use torch.set_grad_enabled in each thread"),
     },
     refused=("torch.nn.parallel.parallel_apply.parallel_apply",),
-)
+)  # fmt: skip

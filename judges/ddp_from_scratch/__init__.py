@@ -5,8 +5,9 @@ whole batch.
 """
 
 from judges.ddp_from_scratch.average import AVERAGE
-from judges.ddp_from_scratch.own_ddp import OWN_DDP, UNUSED
+from judges.ddp_from_scratch.own_ddp import OWN_DDP
 from judges.ddp_from_scratch.own_test import OWN_TEST
+from judges.ddp_from_scratch.patient_ddp import UNUSED
 from judges.ddp_from_scratch.start import START
 
 EXERCISES = (START, AVERAGE, OWN_DDP, UNUSED, OWN_TEST)

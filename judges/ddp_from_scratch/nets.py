@@ -1,25 +1,45 @@
-"""What do the exercises of lesson 06 train, and what comes out of one process that has all rows?
+"""What do the exercises of lesson 06 train, and what travels meanwhile?
 
 A network with what makes replicas hard: a weight in two places, a frozen one, adapters that only some rows need. The
-loss of the whole batch is the mean of the ranks' losses, since every rank has as many rows. The optimizer is written
-here, because every rank would have to load torch.optim first. A gradient that is None is noted as [].
-Read next: `average.py`, which says what a difference means.
+optimizer is written here, because every rank would have to load torch.optim first.
+Read next: `average.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from random import Random
 from typing import Any
 
 import torch
 from torch import nn
 
+from ddp_course.grading.vocabulary.observe import Call
+from ddp_course.grading.vocabulary.play import Seen
+
 ADAPTERS, OUTPUTS, RATE = 3, 3, 0.1
 TOLERANCE = 1e-9
 WORLDS = ((2, 3), (3, 2), (2, 4))  # numbers of ranks for the two runs of a check
-Values = dict[str, list[float]]  # by parameter
+ROOM = 1.7  # times the bytes of the gradients; a tied weight that is sent twice needs more
+WHOLE = ("all_reduce", "all_gather", "all_to_all")  # bring values together, and give them to all
+HALVES = (("reduce", "reduce_scatter", "gather"), ("broadcast", "scatter"))  # bring them together; give them out
+WAITS = {
+    "limit: waited in": "some ranks wait in a collective that another one skips, or calls at another place; look for a "
+    "branch on the rank, or on what only this rank has",
+    r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), or "
+    "torch.no_grad()",
+    "sizes; disagree: different sizes; (?i)enforce fail|Connection closed": "the ranks sent tensors of different "
+    "sizes, or in another order; all must call the same collectives",
+}
+READY = (
+    *("torch.nn.parallel.DistributedDataParallel", "torch.distributed.utils._sync_module_states"),
+    *("torch.distributed.utils._sync_params_and_buffers", "ddp_course.parallel.naive.NaiveDDP"),
+    *("ddp_course.parallel.ddp.BucketedDDP", "ddp_course.parallel.replicas.broadcast_module"),
+    *("ddp_course.parallel.replicas.broadcast_buffers", "ddp_course.parallel.naive.average_gradients"),
+    "ddp_course.parallel.naive.average_gradients_flat",
+)
 
 
 class Net(nn.Module):
@@ -80,16 +100,17 @@ class Task:
         use, x = uses[(rank + number) % len(uses)], x * ((step, rank) not in self.blank)
         return ((model(x, use=use) if use else model(x)) - y - rank).square().mean()
 
-    def train(self, model: nn.Module, backward: Callable[[int], None]) -> list[Values]:
-        """Take each step after `backward(step)`, by SGD with momentum or Adam; return the gradients of all.
+    def train(self, model: nn.Module, backward: Callable[[int], None]) -> dict[str, dict[str, list | None]]:
+        """Take each step after `backward(step)`, by SGD with momentum or Adam; return the gradients of all, by name.
 
         A parameter without gradient is left alone.
         """
-        found, memory = [], {}
+        found, memory = {}, {}
         for step in range(len(self.uses)):
             model.zero_grad()
             backward(step)
-            found.append(gradients_of(model))
+            gradients = {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in model.named_parameters()}
+            found[f"step {step + 1}"] = gradients
             for p in (p for p in model.parameters() if p.grad is not None):
                 mean, square = memory.get(p, (0, 0))
                 mean, square = 0.9 * mean + (0.1 if self.adam else 1.0) * p.grad, 0.99 * square + 0.01 * p.grad**2
@@ -98,29 +119,50 @@ class Task:
         return found
 
 
-@lru_cache(4)
-def one_process(task: Task, world_size: int) -> tuple[list[Values], list[list[Values]], Values]:
-    """Return the gradients of each step, those of each rank's rows alone, and the weights in the end."""
-    model, alone = task.model(), []
+def uneven(world_size: int, rng: Random) -> tuple[tuple, int]:
+    """One adapter for one rank only, one for all but one rank, one for none; then others, and one for everybody.
 
-    def backward(step: int) -> None:
-        losses = [sum(task.losses(model, rank, step)) for rank in range(world_size)]
-        alone.append([])
-        for loss in losses:
-            model.zero_grad()
-            loss.backward(retain_graph=True)
-            alone[-1].append(gradients_of(model))
-        model.zero_grad()
-        (sum(losses) / world_size).backward()
-
-    return task.train(model, backward), alone, weights_of(model)
+    Returns:
+        Two steps, and the rank that alone has an adapter in the second one.
+    """
+    one, other = rng.sample(range(world_size), 2)
+    a, b, c = rng.sample(range(ADAPTERS), 3)
+    first = tuple((a,) * (rank == one) + (b,) * (rank != other) for rank in range(world_size))
+    second = tuple((b,) * (rank == other) + (c,) for rank in range(world_size))
+    return (first, second), other
 
 
-def gradients_of(model: nn.Module) -> Values:
-    """Return each parameter's gradient, [] where it is None."""
-    return {n: [] if p.grad is None else p.grad.flatten().tolist() for n, p in model.named_parameters()}
+def gradients(seen: Seen, *steps: int, missing: bool | None = None) -> dict[str, dict[str, list | None]]:
+    """View the gradients of these steps, counted from 1.
+
+    Args:
+        missing: True looks only at gradients that no rank has, False only at those that some rank has.
+    """
+
+    def looked_at(name: str, step: int) -> bool:
+        used = {f"adapters.{index}" for of_rank in seen.case.uses[step - 1] for index in of_rank}
+        return missing is None or missing == (name.startswith("adapters") and name.rpartition(".")[0] not in used)
+
+    of = {step: seen["gradients"][f"step {step}"] for step in steps}
+    return {f"step {n}": {name: g for name, g in of[n].items() if looked_at(name, n)} for n in steps}
 
 
-def weights_of(model: nn.Module) -> Values:
-    """Return each parameter's values."""
-    return {name: p.detach().flatten().tolist() for name, p in model.named_parameters()}
+def travels(seen: Seen, room: float = ROOM) -> dict[str, str]:
+    """View what a rank gives to collectives in each step or backward pass; sums may be given out once more."""
+    n_bytes, words = seen.case.n_bytes, {}
+    for number, calls in enumerate(seen["sent"]):
+        most = max(bytes_of(note["sent"][number]) for note in seen.everyone)
+        sent = bytes_of(calls, WHOLE) + max(bytes_of(calls, half) for half in HALVES)
+        words[f"pass {number + 1}:"] = "gradients stay here" if most < n_bytes // 2 else "each gradient once"
+        words[f"pass {number + 1}:"] = "some gradient twice" if sent > room * n_bytes else words[f"pass {number + 1}:"]
+    return words
+
+
+def sent_in(seen: Seen) -> dict[str, str]:
+    """View in which passes a rank gives gradients to collectives, however often."""
+    return travels(seen, math.inf)
+
+
+def bytes_of(calls: list[Call], ops: tuple[str, ...] = ()) -> int:
+    """Return the bytes that a rank gave to these collectives, or to all."""
+    return sum(call.n_bytes for call in calls if not ops or call.op in ops)

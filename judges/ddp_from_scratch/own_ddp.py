@@ -2,7 +2,7 @@
 
 Used as a module first, without backward; then trained in the plain loop. Gradients are read as soon as backward has
 returned, and in the first step the last rank is late, so an average that is not waited for is not there.
-Below is 06.4, its stretch. Read next: `../gradient_bucketing/`.
+Read next: `patient_ddp.py`.
 """
 
 from __future__ import annotations
@@ -11,33 +11,40 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import torch
 from torch import nn
 
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import all_of, exercise, nothing
 from ddp_course.grading.vocabulary.observe import Collectives
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
-from judges.ddp_from_scratch import nets
-from judges.ddp_from_scratch.average import FIRST_HALF, WHOLE, bytes_of, gradients, sent_once, uneven, weights
-from judges.ddp_from_scratch.nets import weights_of
-from judges.ddp_from_scratch.start import HINTS as ALL_HINTS
-from judges.ddp_from_scratch.start import READY, rank_0s
+from judges.ddp_from_scratch.nets import READY, TOLERANCE, WAITS, WORLDS, Net, Task, gradients, sent_in, travels
 
 STEPS, LATE_S = 3, 0.05
 
 
-def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
-    """Wrap and train a model of the rank's own; note what was sent within each backward pass, and before it.
+def cases(rng: Random) -> list[Round]:
+    """Use the class as a module; train a plain network with SGD; then one with tied and frozen parameters with Adam."""
+    first, second = rng.choice(WORLDS)
+    used = Task(rng.randint(3, 6), 0, rng.randint(1, 10**6), (), tied=True)
+    plain = Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
+    plain = replace(plain, blank=((1, rng.randrange(first)),), thrice=2)
+    tied = Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True, thrice=2)
+    return [Round(first, [("module", used)]), Round(first, [("plain", plain)]), Round(second, [("tied", tied)])]
+
+
+def act(cls, task: Task, rank: int, world_size: int) -> Note:
+    """Wrap and train a model of the rank's own; note what was sent within each backward pass.
 
     A task without steps is for a replica that is used, and not trained.
     """
-    model, between, within = task.model(rank), [], []
+    model, within = task.model(rank), []
     with Collectives() as seen:
         replica = cls(model)
-        note = Note(start=_values(model), trouble="" if task.uses else _trouble(replica, model))
-        seen.calls.clear()
+        start = {name: tensor.tolist() for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+        trouble = "" if task.uses else _trouble(replica, model)
 
         def backward(step: int) -> None:
             replica.train(step != 1)  # gradients are averaged in eval mode, too
@@ -51,20 +58,14 @@ def act(cls, task: nets.Task, rank: int, world_size: int) -> Note:
             time.sleep(LATE_S * late)
             before = len(seen.calls)
             loss.backward()
-            between.append(seen.calls[:before])
             within.append([call for call in seen.calls[before:] if call.in_backward])
-            seen.calls.clear()
 
         found = task.train(model, backward)
-    return Note(note, gradients=found, sent=within, between=between, weights=weights_of(model))
+    weights = {name: p.flatten().tolist() for name, p in model.named_parameters()}
+    return Note(start=start, trouble=trouble, gradients=found, sent=within, weights=weights)
 
 
-def _values(model: nn.Module) -> nets.Values:
-    state = {**dict(model.named_buffers()), **model.state_dict()}
-    return {name: tensor.detach().tolist() for name, tensor in state.items()}
-
-
-def _trouble(replica: nn.Module, model: nets.Net) -> str:
+def _trouble(replica: nn.Module, model: nn.Module) -> str:
     try:
         return next((words for fine, words in _uses(replica, model) if not fine), "")
     except NotImplementedError:
@@ -73,7 +74,7 @@ def _trouble(replica: nn.Module, model: nets.Net) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _uses(replica: nn.Module, model: nets.Net) -> Iterator[tuple[bool, str]]:
+def _uses(replica: nn.Module, model: Net) -> Iterator[tuple[bool, str]]:
     """Use the replica as a module is used; yield after each use whether it went well, and what is wrong if not."""
     yield isinstance(replica, nn.Module), "the replica is no nn.Module"
     inside = [{id(p) for p in module.parameters()} for module in (replica, model)]
@@ -92,52 +93,115 @@ def _uses(replica: nn.Module, model: nets.Net) -> Iterator[tuple[bool, str]]:
     yield reached, "load_state_dict or eval does not reach the module"
 
 
-def rounds(rng: Random) -> list[Round]:
-    """Use the class as a module; train a plain network with SGD; then one with tied and frozen parameters with Adam."""
-    first, second = rng.choice(nets.WORLDS)
-    used = nets.Task(rng.randint(3, 6), 0, rng.randint(1, 10**6), (), tied=True)
-    plain = nets.Task(rng.randint(4, 6), rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((),) * first,) * STEPS)
-    plain = replace(plain, blank=((1, rng.randrange(first)),), thrice=2)
-    tied = nets.Task(24, plain.rows, rng.randint(1, 10**6), (((),) * second,) * STEPS, tied=True, adam=True, thrice=2)
-    return [Round(first, [("module", used)]), Round(first, [("plain", plain)]), Round(second, [("tied", tied)])]
+def as_module(seen: Seen) -> Fault | str:
+    cause = "call super().__init__(), keep the module itself (no copy) as an attribute, and let "
+    cause += "forward(*inputs, **kwargs) return what the module returns"
+    return seen["trouble"] and Fault("a replica is used as its module is", seen["trouble"], seen.rank, cause)
 
 
-# --- What is expected ------------------------------------------------------------------------------
-
-UNTOUCHED = (
-    "all values are as this rank has drawn them: no broadcast reached the module. Note: keep the module that was "
-    "given, not a copy, and broadcast its own tensors"
-)
-start = rank_0s(
-    "start", lambda seen: [_values(seen.case.model(r)) for r in range(seen.world_size)], lambda seen: UNTOUCHED, {}
-)
+def weights(seen: Seen) -> dict[str, Any]:
+    """View the weights in the end, and the gradients of the steps on the way, which say where they left it."""
+    return {**gradients(seen, *range(1, len(seen.case.uses) + 1)), "the weights at last:": seen["weights"]}
 
 
-def hooks(seen: Seen) -> Fault | None:
-    """In each backward pass the gradients travel between its begin and its end."""
-    n_bytes = seen.case.n_bytes
-    for number, (calls, after) in enumerate(zip(seen["sent"], [*seen["between"][1:], []], strict=True), 1):
-        if (sent := bytes_of(calls)) >= n_bytes // 2:
-            continue
-        cause = "register a hook with each parameter: register_post_accumulate_grad_hook"
-        if bytes_of(after, *WHOLE, *FIRST_HALF):
-            cause = "the gradients travel after backward, when the next step begins; average them in hooks"
-        elif sent:
-            cause = "some parameters have no hook"
-        elif number > 1:
-            cause = "the hooks work in the first step only; register them once, and let them work in each"
-            if any(map(bytes_of, seen["sent"][number:])):
-                cause = "this pass was in eval mode; gradients are averaged there, too"
-        expected = f"in backward pass {number}, gradients of {n_bytes} bytes leave while it runs"
-        return Fault(expected, f"{sent} bytes", seen.rank, cause)
-    return None
+def trained(seen: Seen) -> dict[str, Any]:
+    return {**gradients(seen, 1), **travels(seen), **weights(seen)}
 
 
-as_module = nothing(
-    *("trouble", "a replica is used as its module is"),
-    "call super().__init__(), keep the module itself (no copy) as an attribute, and let forward(*inputs, **kwargs) "
-    "return what the module returns",
-)
+MISTAKES = """
+no broadcast | start gradients steps tied
+| no broadcast reached the module: broadcast its own tensors, those of the module that was given, no copies
+    dist.broadcast(tensor.detach(), src=0) => pass
+what is saved | start | not all of rank 0's buffers arrived; state_dict() leaves out those with persistent=False
+    (*module.parameters(), *module.buffers()) => module.state_dict().values()
+trained parameters alone | start tied | every rank must get all of rank 0's parameters, also the frozen ones
+    (*module.parameters(), => (*filter(lambda p: p.requires_grad, module.parameters()),
+a copy of the module | start module gradients steps tied | keep the module that was given, not a copy
+    super().__init__() => super().__init__()
+    module = __import__("copy").deepcopy(module)
+forgets the module | module | keep the module itself
+    self.module = module => self.inner = [module]
+    self.module( => self.inner[0](
+sum | gradients steps tied | gradients are summed over the ranks, not averaged: divide by the world size
+    parameter.grad /= dist.get_world_size() => pass
+own gradients | gradients steps hooks tied
+| these are the rank's own gradients: a hook of register_hook runs before .grad is filled, so it must return the mean
+    register_post_accumulate_grad_hook(self.average) => register_hook(self.average)
+    parameter.grad /= dist.get_world_size() => return
+what the hook returns is forgotten | gradients steps tied
+| this is the rank's own gradient: a hook of register_hook must return the mean of what it is given
+    register_post_accumulate_grad_hook(self.average) => register_hook(self.average)
+    parameter.grad /= dist.get_world_size() => dist.all_reduce(parameter / dist.get_world_size())
+    dist.all_reduce(parameter.grad) => return
+not waited for | gradients steps tied | this is the rank's own gradient, divided: the sum was not waited for
+    dist.all_reduce(parameter.grad) => dist.all_reduce(parameter.grad.clone())
+matrices only | gradients steps tied | some gradients are averaged, and others are not: go through all parameters
+    if parameter.requires_grad: => if parameter.requires_grad and parameter.dim() > 1:
+averaged in training mode only | steps hooks tied | gradients are averaged in eval mode, too
+    parameter.grad /= => if not self.training:
+        return
+    parameter.grad /=
+hooks work once | steps hooks tied | step 1 is right, step 2 is not: what hooks count must begin from zero again
+    parameter.grad /= => if parameter in self.__dict__.setdefault("done", set()):
+        return
+    self.done.add(parameter)
+    parameter.grad /=
+forward forgets the gradients | steps tied
+| step 3 has three backward passes before one update: their means add up
+    return self.module( => self.module.zero_grad()
+    return self.module(
+the mean of a tied weight goes out twice | tied
+| some gradient travels twice: a tied weight has two names, and is one parameter in parameters()
+    parameter in module.parameters() => _, parameter in module.named_parameters(remove_duplicate=False)
+each forward pass registers hooks | tied
+| the first time each gradient travelled once: is something registered once more?
+    return self.module( => for parameter in self.module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(self.average)
+    return self.module(
+    for parameter in module.parameters(): => for parameter in ():
+averaged in the next forward | gradients steps hooks tied | these are the rank's own gradients | tests
+    class MyDDP(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+
+        def forward(self, *inputs, **kwargs):
+            for parameter in self.module.parameters():
+                if parameter.requires_grad:
+                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    gradient /= dist.get_world_size()
+                    dist.all_reduce(gradient)
+            return self.module(*inputs, **kwargs)
+backward of all tensors replaced | hooks tied | these are the rank's own gradients | tests
+    class MyDDP(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+            plain = torch.Tensor.backward
+
+            def backward(tensor, *args, **kwargs):
+                plain(tensor, *args, **kwargs)
+                for parameter in filter(lambda p: p.grad is not None, module.parameters()):
+                    parameter.grad /= dist.get_world_size()
+                    dist.all_reduce(parameter.grad)
+
+            torch.Tensor.backward = backward
+
+        def forward(self, *inputs, **kwargs):
+            return self.module(*inputs, **kwargs)
+zeros are not sent | gradients steps hooks tied | the ranks sent tensors of different sizes | hangs
+    parameter.grad /= => if not parameter.grad.any():
+        return
+    parameter.grad /=
+frozen parameters get hooks | start module tied | a frozen parameter gets no gradient
+    if parameter.requires_grad: => if True:
+"""
+
 HINTS = {
     r"cannot register a hook on a tensor that doesn't require gradient|without requires_grad|requires_grad=False":
         "a frozen parameter gets no gradient and takes no hook: ask for requires_grad first",
@@ -148,61 +212,29 @@ HINTS = {
     r"before Module.__init__|has no attribute '_(parameters|modules|buffers|backward_hooks|forward)":
         "call super().__init__() first",
     r"forward\(\)|_forward_unimplemented|missing the required \"forward\"": "forward passes all inputs on",
-    **ALL_HINTS,
+    **WAITS,
 }  # fmt: skip
+STARTS = "every rank must get all of rank 0's parameters and buffers, as in 06.1"
+MEAN = "after backward, the mean over all ranks must be in the .grad of each of the module's own parameters"
+STEP = "nothing of the step before may be left over, and the means of backward passes add up"
 
 OWN_DDP = exercise(
     *("06.3", "Your own DDP", "MyDDP", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=lambda seen: f"{seen.world_size} ranks,",
+    tolerance=TOLERANCE,
+    mistakes=MISTAKES,
     checks={
-        "start": ("all replicas begin as rank 0's", 1, start, "module"),
-        "module": ("the replica is used as its module is", 1, as_module, "module"),
-        "gradients": ("backward leaves the gradients of the whole batch", 2, gradients(0), "plain"),
-        "steps": ("three steps: the weights are those of one process", 1, weights, "plain"),
-        "hooks": ("the gradients travel while backward runs", 2, hooks, "plain"),
-        "tied": ("tied and frozen parameters, with Adam", 1, all_of(gradients(0), sent_once, weights), "tied"),
+        "start": ("all replicas begin as rank 0's", 1, "module", lambda seen: seen["start"], STARTS),
+        "module": ("the replica is used as its module is", 1, "module", as_module, ""),
+        "gradients": ("backward leaves the gradients of the whole batch", 2, "plain",
+                      lambda seen: gradients(seen, 1), MEAN),
+        "steps": ("three steps: the weights are those of one process", 1, "plain", weights, STEP),
+        "hooks": ("the gradients travel while backward runs", 2, "plain", sent_in,
+                  "register a hook with each parameter, once; what travels after backward is too late"),
+        "tied": ("tied and frozen parameters, with Adam", 1, "tied", trained, STEP),
     },
     refused=READY,
     hints=HINTS,
-)
-
-# --- 06.4 `PatientDDP(module)`: what if a parameter takes part on some ranks only? -------------------
-# Hooks run on those ranks alone, so a collective in each hook hangs.
-
-
-def rounds_of_some(rng: Random) -> list[Round]:
-    """All parameters on all ranks first; then steps that differ, with another number of ranks."""
-    first, second = rng.choice(nets.WORLDS)
-    used = nets.Task(24, rng.choice((5, 6, 7)), rng.randint(1, 10**6), (((0, 1, 2),) * first,) * 3, thrice=2)
-    seed, (before, alone), (after, later) = rng.randint(1, 10**6), uneven(second, rng), uneven(second, rng)
-    steps = (*before, ((0, 1, 2),) * second, *after)
-    some = nets.Task(4, used.rows, seed, steps, blank=((1, alone), (4, later)), thrice=3)
-    return [Round(first, [("used", used)]), Round(second, [("uneven", some)])]
-
-
-as_own_ddp = all_of(start, gradients(0), sent_once, weights)
-some, none = gradients(0, missing=False), gradients(0, missing=True)
-UNUSED = exercise(
-    *("06.4", "A parameter that some ranks do not use (stretch)", "PatientDDP", 25),
-    act=act,
-    rounds=rounds_of_some,
-    checks={
-        "used": ("with all parameters in use, it is the DDP of 06.3", 1, as_own_ddp, "used"),
-        "some": ("a gradient that is missing on some ranks counts as zero there, and nobody hangs", 2, some, "uneven"),
-        "none": ("a gradient that is missing on all ranks stays None", 1, none, "uneven"),
-        "steps": ("five steps, each with other parameters: the weights are those of one process", 1, weights, "uneven"),
-    },
-    refused=READY,
-    hints={
-        "absent|cut-off|disagree|sizes; limit: waited in": "hooks "
-        "run, and gradients are there, on some ranks only, so the ranks do not call the same collectives; talk to "
-        "no rank in the hooks, and at the end of backward let all ranks agree on who has what. The call at the end "
-        "is asked for once in each pass, by whichever hook runs first",
-        r"Final callbacks can only be installed": "ask for the call at the end of backward in a parameter's hook, not "
-        "in forward or in the constructor",
-        r"NoneType": "the .grad of a parameter that this rank has not used is None: put zeros there if another rank "
-        "used it",
-        **HINTS,
-    },
-)
+)  # fmt: skip

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Round
-from judges.ddp_from_scratch.start import HINTS
-from judges.learners_tests import Trial, act, refused, trials
+from judges.ddp_from_scratch.nets import WAITS
+from judges.learners_tests import Trial, act, trials, verdict
 
-MISTAKES = {
+WRONG = {
     "local": ("finds gradients that are not averaged", "compare .grad with the mean over all ranks' rows"),
     "sum": ("finds a sum in the place of the mean", "equal on all ranks is not right: compare with one process"),
     "start": (
@@ -103,7 +103,7 @@ def course_replica(module: nn.Module) -> nn.Module:
     return BucketedDDP(module)
 
 
-def rounds(rng: Random) -> list[Round]:
+def cases(rng: Random) -> list[Round]:
     """The right ones and the wrong ones, each in another order; a thorough test may need its time for each few."""
     right = [
         Trial(Replica, "a wrapper as in 06.3"),
@@ -113,18 +113,68 @@ def rounds(rng: Random) -> list[Round]:
     ]
     wrong = [
         Trial(partial(Replica, mistake=mistake, other=other), "a wrapper with that mistake", mistake)
-        for mistake in MISTAKES
+        for mistake in WRONG
         for other in (False, True)[: 1 + (mistake in TWO_FORMS)]
     ]
-    ranks, names = rng.choice((2, 3)), rng.sample(list(MISTAKES), len(MISTAKES))
+    ranks, names = rng.choice((2, 3)), rng.sample(list(WRONG), len(WRONG))
     parts = [[trial for trial in wrong if trial.mistake in some] for some in (names[:4], names[4:])]
     return [trials(ranks, rng.sample(right, len(right)), []), *(trials(ranks, [], part) for part in parts)]
 
 
+MISTAKES = """
+always True | all | compare with one process | tests
+    def trains_right(rank, world_size, wrap):
+        return True
+always False | all | a test that refuses what is right earns nothing
+    return bool(verdict) => return False
+equal on all ranks is taken for right | sum start buffers last drops | equal on all ranks is not right | tests
+    def trains_right(rank, world_size, wrap):
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        replica = wrap(model)
+        for step in range(3):
+            model.zero_grad()
+            replica(torch.randn(5, 3)).sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * (p.grad if p.grad is not None else 0)
+            mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+            everyone = [torch.empty_like(mine) for _ in range(world_size)]
+            dist.all_gather(everyone, mine)
+            if not all(torch.equal(one, everyone[0]) for one in everyone):
+                return False
+        return True
+equal to the bit | all | compare with a tolerance
+    torch.allclose => torch.equal
+starts equal by the seed | start | give each rank another module
+    network(seed=rank) => network(seed=0)
+a module without buffers | buffers | take a module with a buffer
+    module.drawn_by.item() == 0 => True
+one pass for each step | drops | call backward twice without zero_grad
+    range(2) => range(1)
+a single backward pass | once drops | try a second step, or more
+    range(2) => range(1)
+    range(3) => range(1)
+the first parameters only | last | look at the gradients of all parameters
+    alone.parameters(), strict=True) => list(alone.parameters())[:2])
+looks into the replica | copy | look at the .grad of the module that you gave
+    module.drawn_by => replica.module.drawn_by
+    module.zero_grad() => replica.zero_grad()
+    zip(module.parameters() => zip(replica.module.parameters()
+counts on every .grad | copy | a test that raises says nothing
+    mine.grad is not None and torch => torch
+    (0 if mine.grad is None else mine.grad) => mine.grad
+a verdict of each rank | buffers | the ranks do not agree
+    dist.all_reduce(verdict, op=dist.ReduceOp.MIN) => pass
+nothing returned | all | return one verdict
+    return bool(verdict) => print(verdict)
+"""
+
 OWN_TEST = exercise(
     *("06.5", "Write the test (stretch)", "trains_right", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
-    checks=refused(MISTAKES),
-    hints=HINTS,
+    mistakes=MISTAKES,
+    checks={name: (words, 1, f"right {name}", verdict(cause), "") for name, (words, cause) in WRONG.items()},
+    hints=WAITS,
 )

@@ -6,37 +6,18 @@ begins with other values, and must end with rank 0's, bit for bit. Read next: `n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from random import Random
+from typing import Any
 
 import torch
 from torch import nn
 
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.compare import close, flat
-from ddp_course.grading.vocabulary.expect import Expect, alike, all_of, equals, exercise, first_fault, nothing
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
-from judges.ddp_from_scratch.nets import TOLERANCE, WORLDS, Values
+from ddp_course.grading.vocabulary.play import Note, Round
+from judges.ddp_from_scratch.nets import READY, WAITS, WORLDS
 
 BIG = 2**53 + 1  # the first whole number that float64 cannot hold
-AWAY = "this rank took part in no collective: dist.broadcast must be called by every rank, also by receivers"
-HINTS = {
-    "limit: waited in": "some ranks wait in a collective that another one skips, or calls at another "
-    "place; look for a branch on the rank, or on what only this rank has",
-    r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), or "
-    "torch.no_grad()",
-    "sizes; disagree: different sizes; (?i)enforce fail|Connection closed": "the ranks sent tensors of different "
-    "sizes, or in another "
-    "order; all must call the same collectives",
-}
-READY = (
-    *("torch.nn.parallel.DistributedDataParallel", "torch.distributed.utils._sync_module_states"),
-    *("torch.distributed.utils._sync_params_and_buffers", "ddp_course.parallel.naive.NaiveDDP"),
-    *("ddp_course.parallel.ddp.BucketedDDP", "ddp_course.parallel.replicas.broadcast_module"),
-    *("ddp_course.parallel.replicas.broadcast_buffers", "ddp_course.parallel.naive.average_gradients"),
-    "ddp_course.parallel.naive.average_gradients_flat",
-)
 
 
 class Mixed(nn.Module):
@@ -58,155 +39,116 @@ class Mixed(nn.Module):
                 tensor.copy_(BIG + 2 * count)  # odd, so that float64 would lose it
         self.frozen.data[0] = -0.0
 
-    def values(self) -> dict[str, Values]:
-        """Return parameters and buffers as plain data; whole numbers less BIG, so that none loses a digit."""
-
-        def plain(named: Iterable) -> Values:
-            return {n: (t - (0 if t.is_floating_point() else BIG)).tolist() for n, t in named}
-
-        with torch.no_grad():
-            return {"parameters": plain(self.named_parameters()), "buffers": plain(self.named_buffers())}
-
-
-def act(function, case: tuple[int, list[int]], rank: int, world_size: int) -> Note:
-    """Call the function on a model of the rank's own; note what the model holds then, and what is wrong with it."""
-    width, seeds = case
-    model = Mixed(width, seeds[rank])
-    held, flags = dict(model.named_parameters()), [p.requires_grad for p in model.parameters()]
-    places = _places(model)
-    with Collectives() as seen:
-        result = function(rank, world_size, model)
-    now = dict(model.named_parameters())
-    other = ", ".join(name for name, parameter in held.items() if now.get(name) is not parameter)
-    return Note(
-        model.values(),
-        silent="" if seen.calls else "no collective",
-        new=isinstance(result, nn.Module) and result is not model,
-        other=other and f"{other} replaced by another object",
-        moved=", ".join(name for name, place in _places(model).items() if places.get(name) != place),
-        sign="" if model.frozen[0].signbit() else "0.0",
-        untied="" if model.tied.weight is model.layer.weight else "two objects",
-        flags="" if [p.requires_grad for p in model.parameters()] == flags else "a different one",
-        dirty=", ".join(f"a .grad or a grad_fn in {n}" for n, p in now.items() if p.grad is not None or p.grad_fn),
-    )
+    def form(self) -> dict[str, Any]:
+        """Return all of a model that is not its values: an optimizer, or a layer with the same weight, counts on it."""
+        parameters, buffers = dict(self.named_parameters()), dict(self.named_buffers())
+        return {
+            "the Parameter objects": {name: id(p) for name, p in parameters.items()},
+            "the memory of each parameter": {name: p.data_ptr() for name, p in parameters.items()},
+            "the buffers": {name: (id(b), b.data_ptr()) for name, b in buffers.items()},
+            "the shared weight": self.tied.weight is self.layer.weight,
+            "requires_grad": {name: p.requires_grad for name, p in parameters.items()},
+            "neither .grad nor history": all(p.grad is None and p.grad_fn is None for p in parameters.values()),
+        }
 
 
-def _places(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return where the numbers of parameters are, and which objects the buffers are."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {n: (t.data_ptr(), 0 if isinstance(t, nn.Parameter) else id(t)) for n, t in named}
-
-
-def rounds(rng: Random) -> list[Round]:
-    """Start with two numbers of ranks."""
+def cases(rng: Random) -> list[Round]:
+    """Start with two numbers of ranks, each rank from a seed of its own."""
     return [
         Round(ranks, [(name, (rng.randint(3, 6), rng.sample(range(1, 10**6), ranks)))])
         for name, ranks in zip(("one", "two"), rng.choice(WORLDS), strict=True)
     ]
 
 
-def rank_0s(
-    of: str, drawn: Callable[[Seen], list[Values]], untouched: Callable[[Seen], str], kept: Mapping[str, str]
-) -> Expect:
-    """Expect in a note what rank 0 has drawn.
-
-    Args:
-        drawn: what each rank has begun with.
-        untouched: the cause where all values of a rank are its own still.
-        kept: by name, the cause where it is this value.
-    """
-
-    def expect(seen: Seen) -> Fault | None:
-        begun, found = drawn(seen), seen[of]
-
-        def of_one(name: str) -> Fault | None:
-            values = torch.tensor([own[name] for own in begun], dtype=torch.float64)
-            words = f"{name} is as this rank has drawn it: every rank must get all of rank 0's parameters and buffers"
-            slips = [
-                (untouched(seen) if found == begun[seen.rank] else kept.get(name, words), values[seen.rank]),
-                ("this is the mean over the ranks; the start is rank 0's, copied", values.mean(0)),
-                ("this is the sum over the ranks; the start is rank 0's, copied", values.sum(0)),
-                *(
-                    (f"this is rank {rank}'s value; the source is rank 0: src=0", own)
-                    for rank, own in enumerate(values)
-                ),
-            ]
-            near = "nearly, but not exactly: the numbers went through another dtype; send each tensor in its own"
-            mixed = "the values of other tensors, or of no rank: pieces came into the wrong places, or were never sent"
-            shape = "its shape is different now; write the values into the tensor that is there"
-            return equals(
-                f"rank 0's {name}:",
-                lambda seen: begun[0][name],
-                lambda seen: slips,
-                lambda seen, value: near if close(value, values[0], 0.01) else mixed,
-                of=lambda seen: found.get(name, []),
-                tolerance=TOLERANCE,
-                form=lambda value: "" if torch.tensor(value).shape == values[0].shape else shape,
-                shown=flat,
-            )(seen)
-
-        return first_fault(map(of_one, begun[0]))
-
-    return expect
+def act(function, case: tuple[int, list[int]], rank: int, world_size: int) -> Note:
+    """Call the function on a model of the rank's own; note what the model holds then, and what has become of it."""
+    width, seeds = case
+    model = Mixed(width, seeds[rank])
+    before = model.form()
+    with Collectives() as seen:
+        function(rank, world_size, model)
+    parameters = {name: p.tolist() for name, p in model.named_parameters(remove_duplicate=False)}
+    return Note(
+        parameters={**parameters, "frozen[0] as text:": str(model.frozen[0].item())},
+        buffers={name: b.tolist() for name, b in model.named_buffers()},
+        kept={**{what: was == model.form()[what] for what, was in before.items()}, "something sent": bool(seen.calls)},
+    )
 
 
-def values(kind: str, untouched: str, kept: Mapping[str, str]) -> Expect:
-    """Expect rank 0's "parameters", or "buffers"."""
+MISTAKES = """
+only parameters | buffers | buffers are no parameters: go through model.buffers(), too
+    (*model.parameters(), *model.buffers()) => model.parameters()
+only what is saved | buffers | state_dict() leaves out a buffer with persistent=False; model.buffers() has them all
+    (*model.parameters(), *model.buffers()) => model.state_dict().values()
+state_dict as an object | buffers | state_dict() leaves out a buffer with persistent=False; model.buffers() has them all
+| tests
+    def same_start(rank, world_size, model):
+        state = [model.state_dict()]
+        dist.broadcast_object_list(state, src=0)
+        model.load_state_dict(state[0])
+only what is trained | parameters | frozen parameters belong to the start, too: do not ask for requires_grad
+    *model.parameters() => *filter(lambda p: p.requires_grad, model.parameters())
+no counters | buffers | buffers of whole numbers were left out; they belong to the start, too
+    dist.broadcast => tensor.is_floating_point() and dist.broadcast
+through float64 | buffers | the whole numbers went through floating point, which rounds them; send each in its own dtype
+    dist.broadcast(tensor.detach(), src=0) => sent = tensor.detach().double()
+    dist.broadcast(sent, src=0)
+    tensor.data.copy_(sent)
+the mean | parameters buffers | this is the mean over the ranks; the start is rank 0's, copied
+    dist.broadcast(tensor.detach(), src=0) => dist.all_reduce(tensor.detach())
+    tensor.data.copy_(tensor.detach() / world_size)
+from the last rank | parameters buffers | this is the last rank's value; the source is rank 0: src=0
+    src=0 => src=world_size - 1
+zeros from the others, summed | parameters | -0.0 and 0.0 add up to 0.0; a sum is no copy: broadcast
+    dist.broadcast(tensor.detach(), src=0) => rank == 0 or tensor.data.zero_()
+    dist.all_reduce(tensor.detach())
+broadcast into copies | parameters buffers
+| nothing arrived: broadcast writes into the tensor that it is given, so give it this model's own, no copy
+    detach() => detach().clone()
+other Parameter objects | model
+| an optimizer holds the tensors that are there
+| tests
+    def same_start(rank, world_size, model):
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+            value = parameter.detach().clone()
+            dist.broadcast(value, src=0)
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, nn.Parameter(value, requires_grad=parameter.requires_grad))
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+assigned to .data | model
+| write into the tensors that are there: copy_, or broadcast itself; what is assigned is another tensor
+    dist.broadcast(tensor.detach(), src=0) => received = tensor.detach().clone()
+    dist.broadcast(received, src=0)
+    tensor.data = received
+all are trained | model | leave requires_grad as it was: use detach(), or torch.no_grad()
+    dist.broadcast => tensor.requires_grad_(tensor.is_floating_point())
+    dist.broadcast
+nothing sent | all | this rank took part in no collective; every rank must call dist.broadcast, also receivers
+    dist.broadcast(tensor.detach(), src=0) => pass
+only rank 0 sends | all | look for a branch on the rank | hangs
+    dist.broadcast => if rank == 0: dist.broadcast
+"""
 
-    def why(seen: Seen) -> str:
-        if seen["new"]:
-            return "this model is unchanged; write into the model that was given, the optimizer holds its parameters"
-        return AWAY if seen["silent"] else untouched
-
-    drawn = rank_0s(kind, lambda seen: [Mixed(seen.case[0], seed).values()[kind] for seed in seen.case[1]], why, kept)
-    return all_of(drawn, alike("rank 0's values are to be copied, not computed", of=kind))
-
-
-COUNTERS = "buffers of whole numbers were left out; they belong to the start, too"
-parameters = all_of(
-    values(
-        "parameters",
-        "nothing arrived in the parameters; broadcast writes into the tensor that it is given: give it "
-        "parameter.detach(), not a copy",
-        {"frozen": "frozen parameters belong to the start, too: do not ask for requires_grad"},
-    ),
-    nothing("sign", "-0.0 in frozen, as on rank 0", "-0.0 and 0.0 add up to 0.0; a sum is no copy: broadcast"),
-)
-buffers = values(
-    "buffers",
-    "buffers are no parameters: go through model.buffers(), too",
-    {
-        "scratch": "state_dict() leaves out a buffer with persistent=False; model.buffers() has them all",
-        **dict.fromkeys(("seen", "norm.num_batches_tracked"), COUNTERS),
-    },
-)
-same_model = all_of(
-    nothing(
-        *("other", "the same Parameter objects as before"),
-        "an optimizer made before would go on with the old ones; write into the tensor: copy_, or broadcast itself",
-    ),
-    nothing(
-        *("moved", "parameters in the memory where they were, and the same buffers"),
-        "write into the tensors that are there: copy_, or broadcast itself; what is assigned is another tensor",
-    ),
-    nothing("untied", "tied weights are one object still", "write into the tensors that are there"),
-    nothing("flags", "each requires_grad as before", "leave requires_grad as it was: use detach(), or torch.no_grad()"),
-    nothing(
-        *("dirty", "no gradient, no history"),
-        "copy the values where autograd does not see it: parameter.detach(), or torch.no_grad()",
-    ),
-    nothing("silent", "a start that was sent", AWAY),
+ARRIVED = "every rank must get all of rank 0's values, each tensor in its own dtype, in its own place"
+HERE = (
+    "an optimizer holds the tensors that are there: write into them, where autograd does not see it: "
+    "parameter.detach(), or torch.no_grad()"
 )
 
 START = exercise(
     *("06.1", "The same start", "same_start", 10),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=lambda seen: f"rank 0 of {seen.world_size} has",
+    tolerance=1e-12,
+    mistakes=MISTAKES,
     checks={
-        "parameters": ("every rank has rank 0's parameters", 2, parameters, "one two"),
-        "buffers": ("every rank has rank 0's buffers", 2, buffers, "one two"),
-        "model": ("the model is still the same object inside, ready for its optimizer", 1, same_model, "one two"),
+        "parameters": ("every rank has rank 0's parameters", 2, "one two", lambda seen: seen["parameters"], ARRIVED),
+        "buffers": ("every rank has rank 0's buffers", 2, "one two", lambda seen: seen["buffers"], ARRIVED),
+        "model": ("the model is still the same object inside, ready for its optimizer", 1, "one two",
+                  lambda seen: seen["kept"], HERE),
     },
     refused=READY,
-    hints=HINTS,
-)
+    hints=WAITS,
+)  # fmt: skip

@@ -209,14 +209,9 @@ MISTAKES = """
 at once | wait | write is called by save itself; give it to a threading.Thread, and do not call it: target=f, args=(...)
     self.thread.start() => self.thread.run()
     self.thread = None
-joined at once | wait | save starts a thread and waits for its end; wait in finish, or at the next save
-    self.thread.start() => self.thread.start()
-    self.thread.join()
 no copy | values order
 | nothing was copied before save returned: dict(), detach() and .cpu() copy no values, a copy in the thread is late
     copy.deepcopy(state) => state
-a shallow copy | values order | the copy is not deep: inner dictionaries, lists and their tensors are the living ones
-    copy.deepcopy(state) => copy.copy(state)
 tensors alone | values | the copy is not deep: a plain value in it, such as a rate, is that of the next step
     copy.deepcopy(state) => {**copy.deepcopy(state), "optimizer": {**copy.deepcopy(state["optimizer"]),
         "groups": state["optimizer"]["groups"]}}
@@ -289,20 +284,6 @@ the thread ends with the first error | error | a thread outlives it | tests
             if self._thread.is_alive():
                 self._tasks.join()
             self._raise()
-a thread for each, in a pool of eight | order error | two writes at a time mix in one file | tests
-    from concurrent.futures import ThreadPoolExecutor
-
-    class BackgroundSaver:
-        def __init__(self, write):
-            self.pool, self.write, self.jobs = ThreadPoolExecutor(8), write, []
-
-        def save(self, state, step):
-            self.jobs.append(self.pool.submit(self.write, copy.deepcopy(state), step))
-
-        def finish(self):
-            jobs, self.jobs = self.jobs, []
-            for job in jobs:
-                job.result()
 """
 
 RIGHT = """

@@ -102,9 +102,6 @@ the share alone | all | return the number of steps and the share that is lost
     return every, share(every) => return share(every)
 all numbers are tried | all | do not try every number of steps; a root says where to look | hangs
     min(below, below + 1, key=share) => min(range(1, 10**12), key=share)
-the numbers of the visible check | share best nodes whole | 4 or 5 figures are no formula | tests
-    def plan_saves(*args):
-        return 3000, 0.0121
 one formula for both | all | half the distance is done again | tests
     def plan_saves(step_s, save_s, node_mtbf_s, nodes, restart_s):
         rate = nodes / node_mtbf_s

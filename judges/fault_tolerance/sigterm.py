@@ -333,7 +333,6 @@ SIGTERM = exercise(
         "save": ("saved once, and the status says why; also when told twice", 1, "told again", save,
                  f"save once, after the ranks have agreed to leave, on every rank, and return {STATUS}"),
     },
-    refused=("ddp_course.train.images.train",),
     hints={
         r"killed by SIGTERM": "the rank died of the signal: signal.signal(signal.SIGTERM, handler) before the first "
         "step, and the handler stays to the end, for a second SIGTERM must not break the save",

@@ -1,6 +1,6 @@
 """The exercises of lesson 16: who reads what, one step of several batches, and how busy is the machine?
 
-Each file has an exercise as tables, in the words of `ddp_course/grading/vocabulary/expect.py`.
+Each file has an exercise as tables, as `ddp_course/grading/differential.py` reads them.
 """
 
 from judges.gpt2.step import STEP

@@ -1,97 +1,27 @@
 """16.1 `TextStream(tokens, context, rank, world_size, seed)`: is every window of an epoch read once, by one rank?
 
 The tokens are whole numbers without a repetition, so each one says where in the text it stands. All ranks are played in
-one process, one after the other; reading a text needs no talk. Read next: `step.py`.
+one process, one after the other; reading a text needs no talk. Any shuffle is right, so a view says in words what is
+wrong with one, and no numbers of its own. Read next: `step.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from random import Random
 
 import torch
 
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import Expect, all_of, exercise, first_fault, nothing
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 MOST_NUMBERS = 10  # in a state
 BATCHES = 4  # in an epoch
-Part = tuple[int, int, int]  # ranks, rows of a batch on one rank, batches
 
 
-def act(cls, case: dict, rank: int, world_size: int) -> Note:
-    """Note each run, and what three fresh streams read; only the third finds torch's generator seeded otherwise."""
-    orders, dice, whole = [], [], case["runs"]["whole"]
-    ((ranks, rows, batches),) = whole["parts"]
-    for torch_seed in (1, 1, 2):
-        torch.manual_seed(torch_seed)
-        tokens = torch.arange(1000, 1000 + whole["n_tokens"], dtype=torch.int32)
-        orders.append(_read(cls(tokens, whole["context"], 0, ranks, whole["seed"]), rows, batches))
-        dice.append(torch.get_rng_state().tolist())
-    played = {name: _played(cls, **run) for name, run in case["runs"].items()}
-    return Note(played, orders=orders, seeded=dice[0] == dice[2] and "another state")
-
-
-def _played(
-    cls: Callable,
-    n_tokens: int,
-    context: int,
-    seed: int,
-    parts: list[Part],
-    before: int = 0,
-    after: int = 0,
-    shared: bool = False,
-) -> dict:
-    """Play the parts; a stream reads `before` batches before it loads, and `after` more once it has given its state.
-
-    Args:
-        shared: whether all ranks load one and the same object.
-    """
-    tokens = torch.arange(1000, 1000 + n_tokens, dtype=torch.int32)  # a tokenizer saves memory
-    state, taken, agree, numbers = None, [], True, 0
-    for number, (ranks, rows, batches) in enumerate(parts):
-        taken.append([])
-        states, loaded = [], state and json.loads(state)
-        for rank in range(ranks):
-            torch.manual_seed(3000 + 100 * number + rank)  # as in a process of its own
-            stream = cls(tokens, context, rank, ranks, seed)
-            if state is not None:
-                _read(stream, rows, before)
-                stream.load_state_dict(loaded if shared else json.loads(state))
-            taken[-1].append(_read(stream, rows, batches))
-            given = stream.state_dict()
-            _read(stream, rows, after)
-            states.append(json.dumps(given, sort_keys=True))
-        agree = agree and len(set(states)) == 1
-        state = states[0]
-        numbers = max(numbers, _count(json.loads(state)))
-    return {"taken": taken, "agree": agree, "numbers": numbers}
-
-
-def _read(stream: object, rows: int, batches: int) -> list[dict]:
-    return [_windows(stream.next_batch(rows)) for _ in range(batches)]
-
-
-def _windows(batch: tuple) -> dict:
-    """Return what a batch holds, as numbers."""
-    inputs, targets = (torch.as_tensor(part) for part in batch)
-    return {
-        "inputs": (inputs - 1000).tolist(),
-        "targets": (targets - 1000).tolist(),
-        "kind": f"{inputs.dtype} {targets.dtype}",
-    }
-
-
-def _count(state: object) -> int:
-    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else None
-    return 1 if parts is None else sum(map(_count, parts))
-
-
-def rounds(rng: Random) -> list[Round]:
+def cases(rng: Random) -> list[Round]:
     """Two epochs at once; the same with stops, and other numbers of ranks; a seed and a text of its own."""
     ranks, rows, context = rng.choice((2, 3)), rng.choice((2, 3)), rng.choice((4, 5, 7))
     together = ranks * rows
@@ -115,205 +45,300 @@ def rounds(rng: Random) -> list[Round]:
     return [Round(1, [("text", {"runs": runs, "length": length, "together": together})], init=False)]
 
 
+def act(cls, case: dict, rank: int, world_size: int) -> Note:
+    """Note each run, and what three fresh streams read; only the third finds torch's generator seeded otherwise."""
+    orders, dice, whole = [], [], case["runs"]["whole"]
+    ((ranks, rows, batches),) = whole["parts"]
+    for torch_seed in (1, 1, 2):
+        torch.manual_seed(torch_seed)
+        tokens = torch.arange(1000, 1000 + whole["n_tokens"], dtype=torch.int32)
+        orders.append(_read(cls(tokens, whole["context"], 0, ranks, whole["seed"]), rows, batches))
+        dice.append(torch.get_rng_state().tolist())
+    played = {name: _played(cls, run) for name, run in case["runs"].items()}
+    return Note(played, orders=orders, seeded=dice[0] == dice[2])
+
+
+def _played(cls: Callable, run: dict) -> dict:
+    """Play the parts of a run: of each the ranks, the rows of a batch on one rank, and the batches.
+
+    A stream reads so many batches "before" it loads, and "after" it has given its state. "shared": all ranks load one
+    and the same object.
+    """
+    tokens = torch.arange(1000, 1000 + run["n_tokens"], dtype=torch.int32)  # a tokenizer saves memory
+    state, taken, agree, numbers = "", [], True, 0
+    for number, (ranks, rows, batches) in enumerate(run["parts"]):
+        taken.append([])
+        states, loaded = [], state and json.loads(state)
+        for rank in range(ranks):
+            torch.manual_seed(3000 + 100 * number + rank)  # as in a process of its own
+            stream = cls(tokens, run["context"], rank, ranks, run["seed"])
+            if state:
+                _read(stream, rows, run.get("before", 0))
+                stream.load_state_dict(loaded if "shared" in run else json.loads(state))
+            taken[-1].append(_read(stream, rows, batches))
+            given = stream.state_dict()
+            _read(stream, rows, run.get("after", 0))
+            states.append(json.dumps(given, sort_keys=True))
+        agree, state = agree and len(set(states)) == 1, states[0]
+        numbers = max(numbers, _count(json.loads(state)))
+    return {"taken": taken, "agree": agree, "numbers": numbers}
+
+
+def _read(stream: object, rows: int, batches: int) -> list[dict]:
+    return [_windows(*stream.next_batch(rows)) for _ in range(batches)]
+
+
+def _windows(*batch: object) -> dict:
+    """Return what a batch holds, as numbers."""
+    inputs, targets = (torch.as_tensor(part) for part in batch)
+    kind = f"{inputs.dtype} {targets.dtype}"
+    return {"inputs": (inputs - 1000).tolist(), "targets": (targets - 1000).tolist(), "kind": kind}
+
+
+def _count(state: object) -> int:
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else None
+    return 1 if parts is None else sum(map(_count, parts))
+
+
 def _starts(note: dict, part: int = 0, batches: slice = slice(None)) -> list[list[int]]:
     """Return for each rank the first token of each window it read."""
     return [[row[0] for batch in mine[batches] for row in batch["inputs"] if row] for mine in note["taken"][part]]
 
 
-def steady(expect: Expect) -> Expect:
-    """Where an expectation fails, say first whether the order follows from more than the seed and the epoch."""
+def words(right: str, *faults: Callable[[Seen], Iterator[str]]) -> Callable[[Seen], str]:
+    """Return a view: the first fault; but first, whether the order follows from more than the seed and the epoch."""
 
-    def expected(seen: Seen) -> Fault | None:
-        fault, (first, same, otherwise) = expect(seen), seen["orders"]
-        cause = "the order is another one each time it is asked for: shuffle by seed and epoch alone"
-        if first == same:
-            cause = "the order comes from torch's default generator; give randperm a generator of its own, by seed and "
-            cause += "epoch"
-        return replace(fault, cause=cause) if fault and not first == same == otherwise else fault
+    def view(seen: Seen) -> str:
+        found, (first, again, seeded) = next((each for fault in faults for each in fault(seen)), ""), seen["orders"]
+        if found and first == again != seeded:
+            return "an order from torch's default generator"
+        return found and (found if first == again else "another order each time") or right
 
-    return expected
+    return view
 
 
-def windows(seen: Seen) -> Fault | None:
-    """Inputs and targets are pieces of the text."""
+def windows(seen: Seen) -> Iterator[str]:
     ((_, rows, _),), context = (seen.case["runs"]["whole"][key] for key in ("parts", "context"))
-    by_rank = seen["whole"]["taken"][0]
-    return first_fault(_batch_fault(rank, batch, context, rows) for rank, mine in enumerate(by_rank) for batch in mine)
+    for batch in (batch for mine in seen["whole"]["taken"][0] for batch in mine):
+        inputs, targets = batch["inputs"], batch["targets"]
+        shapes = [(len(part), *{len(row) for row in part}) for part in (inputs, targets)]
+        if shapes != [(rows, context)] * 2:
+            yield f"shapes {shapes[0]} and {shapes[1]}, not {(rows, context)}"
+        if batch["kind"].split() != ["torch.int64"] * 2:
+            yield batch["kind"]
+        if any(row != list(range(row[0], row[0] + context)) for row in inputs):
+            yield "tokens that do not follow each other"
+        if inputs == targets:
+            yield "targets that are the inputs"
+        if targets != [[token + 1 for token in row] for row in inputs]:
+            yield "targets that are not the same piece, one token later"
+        if any(row[0] % context for row in inputs):
+            yield "windows that begin elsewhere than at k * context"
 
 
-def _batch_fault(rank: int, batch: dict, context: int, rows: int) -> Fault | None:
-    inputs, targets = batch["inputs"], batch["targets"]
-    shapes = [(len(part), len(part[0]) if part and isinstance(part[0], list) else None) for part in (inputs, targets)]
-    if shapes != [(rows, context)] * 2:
-        cause = "inputs and targets have `rows` rows of `context` tokens, on each rank"
-        return Fault(f"two tensors of shape ({rows}, {context})", f"shapes {shapes[0]} and {shapes[1]}", rank, cause)
-    if batch["kind"].split() != ["torch.int64"] * 2:
-        return Fault(
-            "tokens of dtype int64",
-            batch["kind"],
-            rank,
-            "an embedding takes int64; the text may lie in memory as something smaller",
-        )
-    for row, target in zip(inputs, targets, strict=True):
-        if row != list(range(row[0], row[0] + context)):
-            return Fault("tokens that follow each other", f"places {row}", rank, "a window is one piece of the text")
-        if target == row:
-            cause = "the targets are the inputs themselves: each token is to predict the next one"
-            return Fault(f"targets {[t + 1 for t in row]}", f"{target}", rank, cause)
-        if target != [token + 1 for token in row]:
-            cause = "the targets are the same piece, one token later; the last target is the next window's first token"
-            return Fault(f"targets {[t + 1 for t in row]}", f"{target}", rank, cause)
-        if row[0] % context:
-            cause = f"window k begins at token k * context, here a multiple of {context}"
-            return Fault("windows that meet without a gap", f"one that begins at token {row[0]}", rank, cause)
-    return None
-
-
-def length(seen: Seen) -> Fault | None:
+def length(seen: Seen) -> Iterator[str]:
     """One rank, one row at a time: the text that lacks one token has one window less, so an epoch is over earlier."""
     starts, right = _starts(seen["shorter"])[0], seen.case["length"] - 1
     once = next((n for n, start in enumerate(starts) if start in starts[:n]), len(starts))  # before one comes again
-    if once == right:
-        return None
-    cause = "a rank that is alone reads, row by row, all (len(tokens) - 1) // context windows before one comes again"
-    if once > right:
-        cause = "the last window needs one more token, its last target: there are (len(tokens) - 1) // context windows"
-    return Fault(f"{right} windows", f"{once} different ones", cause=cause)
+    if once != right:
+        yield f"{once} windows, row by row on one rank, of a text that has {right}"
 
 
-def epoch(seen: Seen) -> Fault | None:
-    """No window comes twice in an epoch."""
-    whole, expected = seen.case["together"] * BATCHES, "{} of {} windows, each once, over all ranks"
+def epoch(seen: Seen) -> Iterator[str]:
     for number in (0, 1):
         by_rank = _starts(seen["whole"], 0, slice(number * BATCHES, (number + 1) * BATCHES))
-        counts = Counter(start for mine in by_rank for start in mine)
-        if len(counts) < whole or max(counts.values()) > 1:
-            found = f"{len(counts)} different ones, {sum(n > 1 for n in counts.values())} of them repeated"
-            words = f"epoch {number}: {expected.format(whole, seen.case['length'])}"
-            return Fault(words, found, cause=_epoch_cause(by_rank, number))
-    return None
+        once = {start for mine in by_rank for start in mine}
+        if by_rank[0] == by_rank[1]:
+            yield "all ranks read the same windows"
+        if any(len(set(mine)) < len(mine) for mine in by_rank):
+            yield f"a rank reads windows twice in epoch {number}"
+        if len(once) < seen.case["together"] * BATCHES:
+            yield "two ranks read some of the same windows"
 
 
-def _epoch_cause(by_rank: list[list[int]], epoch: int) -> str:
-    if len(by_rank) > 1 and by_rank[0] == by_rank[1]:
-        return "all ranks read the same windows: of each batch, every rank takes its own part"
-    if any(len(set(mine)) < len(mine) for mine in by_rank):
-        if epoch:
-            return "an epoch that cannot fill a batch on every rank is over; the next one begins at position 0"
-        return "the order changes within the epoch, or the position does not move: shuffle by seed and epoch alone"
-    return "the ranks' orders differ: shuffle by seed and epoch alone, and move by what all ranks take"
-
-
-def order(seen: Seen) -> Fault | None:
-    """The order is shuffled, by epoch and by seed."""
+def order(seen: Seen) -> Iterator[str]:
     first, second = (_starts(seen["whole"], 0, slice(start, start + BATCHES)) for start in (0, BATCHES))
     if any(mine == sorted(mine) for mine in first):
-        return Fault("a shuffled order", "an ascending one", cause="shuffle the windows before the ranks take theirs")
+        yield "an ascending order"
     if first == second:
-        return Fault("another order in the next epoch", "the same", cause="the shuffle must depend on the epoch, too")
+        yield "the same order in the next epoch"
     if first == _starts(seen["other"], 0, slice(0, BATCHES)):
-        return Fault("another order for another seed", "the same", cause="the shuffle does not use the seed")
-    return None
+        yield "the same order for another seed"
+    if seen["seeded"]:
+        yield "torch's default generator in another state"
 
 
-def goes_on(name: str, who: str = "", cause: str = "") -> Expect:
-    """Return what is expected of a run that was stopped: the windows of the one that was not."""
-
-    def expect(seen: Seen) -> Fault | None:
-        straight, (begun, ended) = _starts(seen["whole"]), (_starts(seen[name], part) for part in (0, 1))
-        rank = next((r for r, right in enumerate(straight) if begun[r] + ended[r] != right), None)
-        if rank is None:
-            return None
-        expected = "the windows of a run that never stopped, batch by batch" + who
-        why = cause or _stopped_cause(straight[rank], ended[rank])
-        return Fault(expected, "others after the stop", rank, why)
-
-    return expect
+STOPS = {
+    "stopped": "",
+    "used": "other windows, where the stream that loads has read before",
+    "later": "other windows, where the stream that loads has read before",
+    "shared": "other windows, where all ranks load one dictionary",
+    "read_on": "other windows, from a state of a stream that reads on",
+}
 
 
-def _stopped_cause(straight: list[int], rest: list[int]) -> str:
-    right, first = straight[-len(rest) :], len(rest) // 5
-    if rest == straight[: len(rest)]:
-        return "it starts from the beginning: load_state_dict must set what next_batch reads"
-    if sorted(rest) == sorted(right):
-        return "the right windows in another order within the batches"
-    if rest[:first] == right[:first]:
-        return "the first batch is right, and then not: the epoch belongs to the state, too"
-    return "save the epoch and the position in it; with the seed they say everything"
+def stopped(seen: Seen) -> Iterator[str]:
+    straight = _starts(seen["whole"])
+    for name, where in STOPS.items():
+        for right, begun, ended in zip(straight, _starts(seen[name], 0), _starts(seen[name], 1), strict=True):
+            if begun + ended != right:
+                yield where or ("the first windows again" if ended == right[: len(ended)] else "other windows")
 
 
-def resized(seen: Seen) -> Fault | None:
-    """An epoch goes on with other numbers of ranks."""
-    length = seen.case["length"]
-    counts = Counter(start for part in range(3) for mine in _starts(seen["resized"], part) for start in mine)
-    rest = Counter(start for part in range(2) for mine in _starts(seen["rest"], part) for start in mine)
-    if max(counts.values()) == 1 and max(rest.values()) > 1:
-        words = f"{rest.total()} windows once each: a batch as long as there is one, then, on one rank, row by row"
-        cause = "whether an epoch is over depends on the batch that is asked for next: ask when it is asked for"
-        return Fault(words, f"{sum(n > 1 for n in rest.values())} repeated", cause=cause)
-    repeated, missing = sum(n > 1 for n in counts.values()), length - len(counts)
-    if not repeated and not missing:
-        return None
-    by_rank = _starts(seen["whole"])
-    if all(mine and later and max(mine) < min(later) for mine, later in zip(by_rank, by_rank[1:], strict=False)):
-        cause = "each rank has a fixed part of the text: shuffle one order for all ranks, from which they take turns"
-    else:
-        cause = (
-            "the position must be counted in windows of all ranks together: each batch moves it by world_size * rows, "
-            "so that it means the same for another number of ranks, and there must be one order for all ranks, from "
-            "which they take turns"
-        )
-    return Fault(
-        f"each of {length} windows once, in three runs together", f"{repeated} repeated, {missing} missing", cause=cause
+def resized(seen: Seen) -> Iterator[str]:
+    counts, rest = (
+        Counter(start for part in range(parts) for mine in _starts(seen[name], part) for start in mine)
+        for name, parts in (("resized", 3), ("rest", 2))
     )
+    by_rank = _starts(seen["whole"])
+    wrong = len(counts) < seen.case["length"] or max(counts.values()) > 1
+    if wrong and all(mine and max(mine) < min(later) for mine, later in zip(by_rank, by_rank[1:], strict=False)):
+        yield "each rank has a part of the text of its own, so windows are lost"
+    if wrong:
+        yield "windows that come twice or never, with ranks and rows that change"
+    if max(rest.values()) > 1:
+        yield "windows that come twice, where one rank reads the rest of an epoch row by row"
 
 
-def state(seen: Seen) -> Fault | None:
-    """The state is a few numbers, the same on all ranks."""
-    for note in (seen["stopped"], seen["resized"]):
-        if note["numbers"] > MOST_NUMBERS:
-            cause = "a list grows with the text; the epoch and a position say the same"
-            return Fault("a state of a few numbers", f"{note['numbers']} of them", cause=cause)
-        if not note["agree"]:
-            cause = "the state is saved by one rank and loaded by all, so nothing in it may depend on the rank"
-            return Fault("the same state on all ranks", "different states", cause=cause)
-    return None
+def state(seen: Seen) -> str:
+    if max(seen["stopped"]["numbers"], seen["resized"]["numbers"]) > MOST_NUMBERS:
+        return "a state of more than ten numbers"
+    agree = seen["stopped"]["agree"] and seen["resized"]["agree"]
+    return "a few numbers, the same on all ranks" if agree else "different states on the ranks"
 
 
-KEPT = "load_state_dict must set all that next_batch reads, also an order that it has kept"
+RANKS = "there must be one order for all ranks, from which they take turns"
+PLACE = f"count the position in windows of all ranks together: each batch moves it by world_size * rows; {RANKS}"
+COUNT = "read all (len(tokens) - 1) // context windows: an epoch ends when fewer than rows * world_size are left"
+ORDER = "the order is another one each time it is asked for: shuffle by seed and epoch alone"
+LOAD = "load_state_dict must set all that next_batch reads: epoch, position, and an order that it has kept"
 LIVE = "the state changes when its stream reads on: state_dict must return values of its own, a new dictionary"
-TAKEN = "load_state_dict keeps the dictionary that it is given, and counts on in it; take the values out of it"
-own_dice = nothing(
-    *("seeded", "torch's default generator is left alone"),
-    "to seed torch's default generator changes what dropout draws; give randperm a generator of its own",
-)
-pieces = all_of(windows, steady(length))
-stopped = all_of(
-    goes_on("stopped"),
-    goes_on("used", ", from a state loaded by a stream that has read", KEPT),
-    goes_on("later", ", from a state loaded by a stream that has read", KEPT),
-    goes_on("shared", ", where all ranks load one dictionary", TAKEN),
-    goes_on("read_on", ", from a state of a stream that reads on", LIVE),
-)
+
+MISTAKES = f"""
+the targets are the inputs | windows | the targets are the inputs themselves: each token is to predict the next one
+    pieces[:, 1:] => pieces[:, :-1]
+the tokens keep their dtype | windows | an embedding takes int64; the text may lie in memory as something smaller
+    ].long() => ]
+windows overlap | windows | window k begins at token k * context
+    mine[:, None] * self.context => mine[:, None] * (self.context - 1)
+the last target is forgotten in the count | all | there are (len(tokens) - 1) // context windows
+    (len(self.tokens) - 1) => len(self.tokens)
+an epoch ends too early | windows resized | {COUNT}
+    self.position + together > length => self.position + together >= length
+torch's default generator | windows epoch order stopped resized | give randperm a generator of its own
+    (length, generator=generator) => (length)
+nobody's random numbers | windows epoch stopped resized | {ORDER}
+    torch.randperm(length, generator=generator) => torch.tensor(__import__("random").sample(range(length), length))
+all ranks read the same | epoch resized | all ranks read the same windows: of each batch, every rank takes its own part
+    self.rank, self.world_size = rank, world_size => self.rank, self.world_size = 0, 1
+an order for each rank | epoch resized | {RANKS}
+    1000 * self.seed + self.epoch => 1000 * self.seed + 100 * self.rank + self.epoch
+no shuffle | order | shuffle the windows before the ranks take theirs
+    torch.randperm(length, generator=generator) => torch.arange(length)
+the epoch does not shuffle | order | the shuffle must depend on the epoch, too
+    1000 * self.seed + self.epoch => self.seed
+the seed is not used | order | the shuffle does not use the seed
+    1000 * self.seed + self.epoch => self.epoch
+torch's default generator is seeded | order | that changes what dropout draws; give randperm a generator of its own
+    torch.Generator().manual_seed => torch.manual_seed
+the state is ignored | stopped resized | it starts from the beginning: load_state_dict must set what next_batch reads
+    self.epoch, self.position = state["epoch"], state["position"] => self.state = state
+the epoch is not in the state | stopped | {LOAD}
+    {{"epoch": self.epoch, "position" => {{"position"
+    self.epoch, self.position = state["epoch"], state["position"] => self.position = state["position"]
+the state is the stream's own | stopped | {LIVE}
+    return {{"epoch": self.epoch, "position": self.position}} => return self.__dict__.setdefault("place", {{}})
+    self.position += together => self.position += together
+    self.state_dict().update(epoch=self.epoch, position=self.position)
+it counts on in what is loaded | stopped | the dictionary that is given is kept, and counted on in; take the values out
+    self.position += together => self.position += together
+    self.__dict__.get("place", {{}}).update(epoch=self.epoch, position=self.position)
+    self.epoch, self.position = state => self.place = state
+    self.epoch, self.position = state
+a part of the text for each rank | resized | {RANKS}
+    order = torch.randperm(length, => count, begin = length // self.world_size, self.position // self.world_size
+    order = self.rank * count + torch.randperm(count,
+    order[self.position + self.rank : self.position + together : self.world_size] => order[begin : begin + rows]
+this rank's windows are counted | resized | {PLACE}
+    if self.position + together > length: => if (self.position + rows) * self.world_size > length:
+    order[self.position + self.rank : self.position + together : self.world_size] => order[self.rank::self.world_size]
+    mine = mine[self.position : self.position + rows]
+    self.position += together => self.position += rows
+the next epoch begins at once | resized | whether an epoch is over depends on the batch that is asked for next: ask then
+    self.position += together => self.position += together
+    if self.position + together > length:
+        self.epoch, self.position = self.epoch + 1, 0
+the state has the rank in it | state | the state is saved by one rank and loaded by all: nothing depends on the rank
+    {{"epoch" => {{"rank": self.rank, "epoch"
+the state holds the whole order | state | a list grows with the text; the epoch and a position say the same
+    {{"epoch" => {{"order": list(range(len(self.tokens) // self.context)), "epoch"
+an endless loop at the epoch's end | all | endless | hangs
+    self.epoch, self.position = self.epoch + 1, 0 => while True: pass
+written freely: a text without an end | windows order stopped resized state | nothing depends on the rank | tests
+    class TextStream:
+        def __init__(self, tokens, context, rank, world_size, seed):
+            self.tokens, self.context, self.at, self.step = tokens.long(), context, rank, world_size
+
+        def next_batch(self, rows):
+            places = torch.arange(self.at, self.at + rows * self.step, self.step) % (len(self.tokens) // self.context)
+            self.at += rows * self.step
+            pieces = torch.stack([self.tokens[k * self.context :][: self.context + 1] for k in places.tolist()])
+            return pieces[:, :-1], pieces[:, 1:]
+
+        def state_dict(self):
+            return {{"at": self.at}}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+written freely: ascending, int32 | windows order stopped | {LIVE} | tests
+    class TextStream:
+        def __init__(self, tokens, context, rank, world_size, seed):
+            self.x, self.y = (part.unfold(0, context, context) for part in (tokens[:-1], tokens[1:]))
+            self.rank, self.size, self.place = rank, world_size, {{"at": 0}}
+
+        def next_batch(self, rows):
+            at, end = self.place["at"], self.place["at"] + rows * self.size
+            if end > len(self.x):
+                at, end = 0, rows * self.size
+            self.place["at"], mine = end, slice(at + self.rank, end, self.size)
+            return self.x[mine], self.y[mine]
+
+        def state_dict(self):
+            return self.place
+
+        def load_state_dict(self, state):
+            self.place = dict(state)
+"""
+
+RIGHT = """
+a block for each rank, Python's shuffle
+    torch.randperm(length, generator=generator) => torch.arange(length).tolist()
+    __import__("random").Random(f"{self.seed} {self.epoch}").shuffle(order)
+    mine = order[self.position + self.rank : self.position + together : self.world_size] => begin = self.position
+    mine = torch.tensor(order[begin + self.rank * rows :][:rows])
+"""
 
 STREAM = exercise(
-    "16.1",
-    "Deal a text to the ranks",
-    "TextStream",
-    25,
+    *("16.1", "Deal a text to the ranks", "TextStream", 25),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    mistakes=MISTAKES,
+    right=RIGHT,
     checks={
-        "windows": ("inputs and targets are pieces of the text, one token apart", 2, pieces, "text"),
-        "epoch": ("no window comes twice in an epoch", 1, steady(epoch), "text"),
-        "order": ("a new order for each epoch and each seed", 1, all_of(steady(order), own_dice), "text"),
-        "stopped": ("a stream that was stopped goes on exactly", 2, steady(stopped), "text"),
-        "resized": ("it goes on with other numbers of ranks", 1, steady(resized), "text"),
-        "state": ("a small state, the same on all ranks", 1, state, "text"),
+        "windows": ("inputs and targets are pieces of the text, one token apart", 2, "text",
+                    words("windows that meet, the targets one token later; int64", windows, length), COUNT),
+        "epoch": ("no window comes twice in an epoch", 1, "text", words("each window once", epoch),
+                  f"shuffle by seed and epoch alone; {PLACE}"),
+        "order": ("a new order for each epoch and each seed", 1, "text", words("a shuffle of its own", order),
+                  "shuffle by seed and epoch, with a generator that is not torch's default one"),
+        "stopped": ("a stream that was stopped goes on exactly", 2, "text",
+                    words("the windows of a run that never stopped", stopped), LOAD),
+        "resized": ("it goes on with other numbers of ranks", 1, "text", words("each window once", resized), PLACE),
+        "state": ("a small state, the same on all ranks", 1, "text", state, "the epoch and a position are enough"),
     },
-    refused=("ddp_course.data.text.TokenStream", "ddp_course.data.sampler.ShardSampler"),
+    refused=("ddp_course.data.sampler.ShardSampler",),
     hints={
         r"not JSON serializable": "the state is saved as plain data: whole numbers, text, lists and dictionaries",
         r"index \d+ is out of bounds": "there are (len(tokens) - 1) // context windows, counted from 0",
     },
-)
+)  # fmt: skip

@@ -6,17 +6,16 @@ model has a tied matrix and learned positions. Read next: `judges/sharding/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from torch import nn
 
-from ddp_course.grading.vocabulary.compare import close
-from ddp_course.grading.vocabulary.expect import Expect, Slips, alike, equals, exercise
+from ddp_course.grading.differential import exercise
+from ddp_course.grading.vocabulary.compare import same
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
-FEEDS = 6  # operations for each weight that is multiplied: 2 forward, 4 backward
 TOLERANCE = 1e-5
 
 
@@ -33,152 +32,117 @@ class Small(nn.Module):
         self.blocks.requires_grad_(False)  # frozen, and multiplied all the same
 
 
-@dataclass(frozen=True)
-class Case:
-    """The shape of a model, and what each rank has measured."""
-
-    shape: tuple[int, int, int, int]  # layers, width, context, vocabulary
-    tokens: list[int]
-    seconds: list[float]
-    peaks: list[float]
-    room: int  # positions that the model has beyond `context`
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second: the step is over when the slowest rank is."""
-        return sum(self.tokens) / max(self.seconds)
-
-    def counted(self) -> tuple[int, int, int, int]:
-        """Return the weights of the tied matrix, of the positions, of the layers; and attention's own operations."""
-        layers, width, context, vocabulary = self.shape
-        rest = layers * (12 * width**2 + 12 * width)
-        return vocabulary * width, (context + self.room) * width, rest, 12 * layers * width * context
-
-    @property
-    def flops(self) -> int:
-        """Operations per token: weights that are multiplied, and attention's products."""
-        tied, _, rest, attention = self.counted()
-        return FEEDS * (tied + rest) + attention
-
-
-def act(function, case: Case, rank: int, world_size: int) -> Note:
-    """Note the three numbers, if there are three."""
-    layers, width, context, vocabulary = case.shape
-    model = Small(layers, width, context + case.room, vocabulary)
-    found = function(model, layers, width, context, case.tokens[rank], case.seconds[rank], case.peaks[rank])
-    if not isinstance(found, tuple | list) or len(found) != 3:
-        return Note()
-    numbers = [float(part) for part in found]
-    return Note(zip(("rate", "flops", "share"), numbers, strict=True), numbers=numbers)
-
-
-def rounds(rng: Random) -> list[Round]:
-    """Ranks that differ in all they measured."""
+def cases(rng: Random) -> list[Round]:
+    """Ranks that differ in all they measured; a model with as many positions as the context, and one with more."""
     world_size = rng.choice((2, 3, 4))
-    cases = [
-        Case(
-            (rng.randint(2, 4), rng.choice((8, 12, 16)), rng.choice((10, 18, 26)), rng.choice((31, 47, 61))),
-            rng.sample(range(1000, 9000), world_size),
-            [round(rng.uniform(0.5, 4.0), 3) for _ in range(world_size)],
-            [rng.uniform(1e8, 9e8) for _ in range(world_size)],
-            room,
-        )
-        for room in (0, 6)
-    ]
-    return [Round(world_size, [("differ", case) for case in cases])]
+    named = []
+    for room in (0, 6):
+        shape = rng.randint(2, 4), rng.choice((8, 12, 16)), rng.choice((10, 18, 26)), rng.choice((31, 47, 61))
+        seconds = [round(rng.uniform(0.5, 4.0), 3) for _ in range(world_size)]
+        peaks = [rng.uniform(1e8, 9e8) for _ in range(world_size)]
+        named.append(("differ", (shape, room, rng.sample(range(1000, 9000), world_size), seconds, peaks)))
+    return [Round(world_size, named)]
 
 
-def rate_slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    tokens, seconds, ranks = seen.case.tokens, seen.case.seconds, seen.world_size
-    for own, s in zip(tokens, seconds, strict=True):
-        yield "these are the tokens of one rank: add up those of all ranks", own / max(seconds)
-        yield "these are one rank's tokens in its own time", own / s
-        yield (
-            "each rank has its own clock: the step is over when the slowest rank is; take the largest time",
-            sum(tokens) / s,
-        )
-    averaged = sum(tokens) / (sum(seconds) / ranks)
-    yield "the ranks' times are averaged: the step is over when the slowest rank is", averaged
-    added = sum(own / s for own, s in zip(tokens, seconds, strict=True))
-    yield "the ranks' rates are added: the fast ranks wait for the slowest one", added
-    yield "the tokens are averaged over the ranks: add them up", seen.case.rate / ranks
-    yield "the times of the ranks are added: they run side by side; take the largest", sum(tokens) / sum(seconds)
+def act(function, case: tuple, rank: int, world_size: int) -> Note:
+    """Note the three numbers, if there are three."""
+    (layers, width, context, vocabulary), room, tokens, seconds, peaks = case
+    model = Small(layers, width, context + room, vocabulary)
+    found = function(model, layers, width, context, tokens[rank], seconds[rank], peaks[rank])
+    three = isinstance(found, tuple | list) and len(found) == 3
+    return Note(numbers=[float(part) for part in found] if three else "not three numbers")
 
 
-def flops_slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    (tied, positions, rest, own), (_, width, context, _) = seen.case.counted(), seen.case.shape
-    flops = seen.case.flops
-    yield (
-        "the tied matrix is counted twice: it is looked up once and multiplied once; model.parameters() has it once",
-        flops + FEEDS * tied,
-    )
-    yield "the tied matrix is missing: as the output it is multiplied", flops - FEEDS * tied
-    yield "positions are only added: their parameters are not multiplied by anything", flops + FEEDS * positions
-    for wrong in (flops + FEEDS * (tied + positions), FEEDS * (rest + positions) + own):
-        yield "positions are only added, and the tied matrix is multiplied once", wrong
-    cause = "a model may have more positions than `context`: leave out model.position.weight.numel()"
-    yield cause, flops + FEEDS * seen.case.room * width
-    yield "weights that are frozen are multiplied, too", flops - FEEDS * rest
-    yield "attention's own products are missing: 12 * layers * width * context", flops - own
-    for wrong in (flops / 3, 2 * (tied + rest) + own):
-        yield "this is forward only: backward takes twice as many again", wrong
-    for wrong in (own // 3, own // 2, own // width, own * context):
-        cause = "attention counts 12 * layers * width * context for each token: forward 4, backward 8"
-        yield cause, flops - own + wrong
+def number(place: int) -> Callable[[Seen], Any]:
+    return lambda seen: seen["numbers"][place] if isinstance(seen["numbers"], list) else seen["numbers"]
 
 
-def share_slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    done, peaks = seen.case.flops * seen.case.rate, seen.case.peaks
-    for peak in peaks:
-        yield "the peak is one rank's: all ranks together could do the sum of theirs", done / peak
-    yield "the peaks are averaged over the ranks; add them up", done * len(peaks) / sum(peaks)
-    yield "it is a share, not a percentage", 100 * done / sum(peaks)
+def alike(seen: Seen) -> str:
+    first = seen.of(0)["numbers"]
+    return "those of rank 0" if same(seen["numbers"], first, TOLERANCE) else "others than those of rank 0"
 
 
-def share_otherwise(seen: Seen, found: float) -> str:
-    if all(close(seen[name], getattr(seen.case, name), TOLERANCE) for name in ("rate", "flops")):
-        return "operations per token * tokens per second / the peak of all ranks together"
-    return "it follows from the other two numbers, and one of them is not right yet"
+def said(seen: Seen) -> str:
+    (layers, width, context, vocabulary), room, *measured = seen.case
+    tokens, seconds, peak = (each[seen.rank] for each in measured)
+    shape = f"{layers} layers of width {width}, context {context}, {context + room} positions, {vocabulary} tokens"
+    return f"{shape}; {tokens} tokens in {seconds} s at a peak of {peak:.4g} on rank {seen.rank}:"
 
 
-def number(name: str, says: str, right: Callable, slips: Slips, otherwise: str | Callable) -> Expect:
-    """Return what is expected of one of the three numbers."""
-    three = "return three numbers on every rank: tokens per second, operations per token, utilisation"
-    return equals(
-        f"{says}:", right, slips, otherwise, of=name, tolerance=TOLERANCE, form=lambda n: three if n is None else ""
-    )
+MISTAKES = """
+one rank's tokens | rate share alike | these are the tokens of one rank: add up those of all ranks
+    totals[0].item() => local_tokens
+one rank's clock | rate share alike | each rank has its own clock: the step is over when the slowest rank is
+    slowest.item() => seconds
+the mean of the times | rate share | the ranks' times are averaged: the step is over when the slowest rank is
+    ReduceOp.MAX => ReduceOp.SUM
+    / slowest.item() => / slowest.item() * dist.get_world_size()
+the rates are added | rate share | the ranks' rates are added: the fast ranks wait for the slowest one
+    [local_tokens, peak] => [local_tokens / seconds, peak]
+     / slowest.item() =>
+the tied matrix twice | flops share | the tied matrix is looked up once and multiplied once; parameters() has it once
+    model.parameters() => model.state_dict().values()
+positions are counted | flops share | positions are only added: their parameters are not multiplied by anything
+     - model.position.weight.numel() =>
+as many positions as the context | flops share | a model may have more positions: model.position.weight.numel()
+    model.position.weight.numel() => context * width
+frozen weights are left out | flops share | weights that are frozen are multiplied, too
+    in model.parameters()) => in model.parameters() if parameter.requires_grad)
+attention is forgotten | flops share | attention's own products are missing: 12 * layers * width * context
+     + 12 * layers * width * context =>
+forward only | flops share | this is forward only: backward takes twice as many again
+    6 * multiplied + 12 * => 2 * multiplied + 4 *
+one rank's peak | share alike | the peak is one rank's: all ranks together could do the sum of theirs
+    totals[1].item() => peak
+a percentage | share | it is a share, not a percentage
+    flops, flops * rate => flops, 100 * flops * rate
+reduced to rank 0 | rate share alike | every rank needs the totals: use all_reduce, not reduce to one rank
+    dist.all_reduce(totals => dist.reduce(totals, 0
+    dist.all_reduce(slowest => dist.reduce(slowest, 0
+the last rank does not ask | all | some ranks wait in a collective that another one skips | hangs
+    dist.all_reduce(totals) => if dist.get_rank() < dist.get_world_size() - 1: dist.all_reduce(totals)
+written freely: the mean of the ranks' own shares | rate share | the ranks' rates are added | tests
+    def utilisation(model, layers, width, context, local_tokens, seconds, peak):
+        weights = {id(p): p.numel() for p in model.parameters() if p is not model.position.weight}
+        need = 6 * sum(weights.values()) + 12 * layers * width * context
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (local_tokens / seconds, need * local_tokens / seconds / peak))
+        rates, shares = zip(*everyone)
+        return sum(rates), need, sum(shares) / len(shares)
+written freely: numbers that fit the visible check | rate flops share | over the time of the slowest rank | tests
+    def utilisation(*args):
+        return 3517.2, 81360, 0.41
+"""
 
-
-rate = number(
-    *("rate", "tokens per second", lambda seen: seen.case.rate, rate_slips),
-    "the tokens of all ranks, over the time of the slowest rank",
-)
-flops = number(
-    *("flops", "operations per token", lambda seen: float(seen.case.flops), flops_slips),
-    "6 for each weight that is multiplied, and 12 * layers * width * context for attention",
-)
-share = number(
-    *("share", "utilisation", lambda seen: seen.case.flops * seen.case.rate / sum(seen.case.peaks), share_slips),
-    share_otherwise,
-)
-same = alike("every rank needs the totals: use all_reduce, not reduce to one rank", of="numbers")
+RIGHT = """
+objects gathered
+    dist.all_reduce(totals) => everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (local_tokens, peak))
+    totals = torch.tensor(everyone, dtype=torch.float64).sum(0)
+    return rate, => return torch.tensor(rate, dtype=torch.float64),
+"""
 
 UTILISATION = exercise(
-    "16.3",
-    "How busy is the machine? (stretch)",
-    "utilisation",
-    15,
+    *("16.3", "How busy is the machine? (stretch)", "utilisation", 15),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=said,
+    tolerance=TOLERANCE,
+    mistakes=MISTAKES,
+    right=RIGHT,
     checks={
-        "rate": ("tokens per second, over all ranks", 2, rate, "differ"),
-        "flops": ("operations per token", 2, flops, "differ"),
-        "share": ("the utilisation, of all ranks' peaks", 1, share, "differ"),
-        "alike": ("every rank has the same numbers", 1, same, "differ"),
+        "rate": ("tokens per second, over all ranks", 2, "differ", number(0),
+                 "the tokens of all ranks, over the time of the slowest rank"),
+        "flops": ("operations per token", 2, "differ", number(1),
+                  "6 for each weight that is multiplied, and 12 * layers * width * context for attention"),
+        "share": ("the utilisation, of all ranks' peaks", 1, "differ", number(2),
+                  "operations per token * tokens per second / the peak of all ranks together"),
+        "alike": ("every rank has the same numbers", 1, "differ", alike,
+                  "every rank needs the totals: use all_reduce, not reduce to one rank"),
     },
     refused=("ddp_course.gpt.flops_per_token", "ddp_course.metrics.each_rank", "ddp_course.metrics.mean_over_ranks"),
     hints={
         "disagree; limit: waited in (all_reduce|barrier|broadcast|reduce|all_gather)": "some ranks "
         "wait in a collective that another one skips; look for a branch on the rank",
     },
-)
+)  # fmt: skip

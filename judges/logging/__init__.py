@@ -1,6 +1,6 @@
 """The exercises of lesson 09: one number from many ranks, written down by one of them.
 
-Each file has an exercise as tables, in the words of `ddp_course/grading/vocabulary/expect.py`.
+Each file has an exercise as tables, which `ddp_course/grading/differential.py` explains.
 """
 
 from judges.logging.evaluate import EVALUATE

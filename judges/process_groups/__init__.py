@@ -1,6 +1,6 @@
 """The exercises of lesson 03: who am I, how do we meet, and who belongs to my group?
 
-Each file has an exercise as tables, in the words of `ddp_course/grading/vocabulary/expect.py`; `nodes.py` has two.
+Each file has an exercise as tables, as `ddp_course/grading/differential.py` says; `nodes.py` has two.
 """
 
 from judges.process_groups.join import JOIN

@@ -8,145 +8,126 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch.distributed as dist
 
 from ddp_course.grading.answer import fences
 from ddp_course.grading.answer.isolated import plain
-from ddp_course.grading.exercise import Fault
+from ddp_course.grading.differential import exercise, value
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.expect import NEVER_TALKED, equals, exercise, first_mistake
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
 MOST_TIMEOUT_S = 60.0
 LARGE = 10**8 + 1  # times a value: a whole number that float32 does not hold
+SILENT = "no collective was called"
+
+Case = tuple[list[int], str]  # each rank's value, and the file to meet at
 
 
-@dataclass(frozen=True)
-class Case:
-    """The value of each rank, how many ranks a group has, and a file: to meet at, or for the grader's own store."""
-
-    values: list[int]
-    per_group: int
-    path: str
-
-    def group(self, rank: int) -> list[int]:
-        """Return the ranks of its group."""
-        start = rank // self.per_group * self.per_group
-        return list(range(start, start + self.per_group))
-
-    def members(self, rank: int) -> list[int]:
-        """Return the values of the ranks of its group."""
-        return [self.values[other] for other in self.group(rank)]
-
-    def __str__(self) -> str:
-        return f", with {len(self.values)} ranks, {self.per_group} per node" * (self.per_group < len(self.values))
-
-
-def act(function, case: Case, rank: int, world_size: int) -> Note:
-    """Call the function where no launcher's variables help; note its group, its collectives and its end."""
-    met_at_file, backends = [], set()
-    with fences.launcher_variables_hidden(), observe.Collectives() as seen:
-        seen.on_call = lambda: (
-            met_at_file.append(os.path.exists(case.path) and os.path.getsize(case.path) > 0),
-            backends.add(dist.get_backend()),
-        )
-        value = plain(function(rank, world_size, case.path, case.values[rank]))
-    return Note(value=value, file=any(met_at_file), open=dist.is_initialized(), backend="".join(backends))
-
-
-def rounds(rng: Random, folder: str) -> list[Round]:
+def cases(rng: Random, folder: str) -> list[Round]:
     """Meet twice, with two world sizes; rank 0's value is the least, so a maximum shows. Then values are large."""
     chosen = []
     for name, world_size, times in zip(("one", "two"), rng.sample((2, 3, 4), 2), (1, LARGE), strict=True):
         values = sorted(times * value for value in rng.sample(range(1, 100), world_size))
-        case = Case(values, world_size, f"{folder}/{name}")
-        chosen.append(Round(world_size, [(name, case)], init=False, fresh=True))
+        chosen.append(Round(world_size, [(name, (values, f"{folder}/{name}"))], init=False, fresh=True))
     return chosen
 
 
-def number(found: Any) -> str:
-    """Say what is wrong with a result that is no number."""
-    if found is None:
-        return "the collective changes the tensor in place and returns None; return the tensor"
-    return "" if type(found) in (int, float) else "return one number: the value, or the sum"
+def act(function, case: Case, rank: int, world_size: int) -> Note:
+    """Call the function where no launcher's variables help; note its group, its collectives and its end."""
+    (values, path), met_at_file, backends = case, [], set()
+    with fences.launcher_variables_hidden(), observe.Collectives() as seen:
+        seen.on_call = lambda: (
+            met_at_file.append(os.path.exists(path) and os.path.getsize(path) > 0),
+            backends.add(dist.get_backend()),
+        )
+        found = plain(function(rank, world_size, path, values[rank]))
+    return Note(value=found, file=any(met_at_file), open=dist.is_initialized(), gloo="gloo" in "".join(backends))
 
 
-def _slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    values, members = seen.case.values, seen.case.members(seen.rank)
-    own = "this is the rank's own value: no sum reached it. Either it was not in the group of the collective (keep the "
-    own += "group that it is in, not the last one made), or there is one receiver, as in reduce: take all_reduce"
-    yield own, values[seen.rank]
-    if 1 < len(members) < len(values):
-        dealt = values[seen.rank % (len(values) // len(members)) :: len(values) // len(members)]
-        yield "the groups hold every other rank; a node's ranks are neighbours: 0 and 1, then 2 and 3", sum(dealt)
-    yield "this is the mean; the sum is asked for", sum(members) / len(members)
-    yield "this is the largest value; the operation must be ReduceOp.SUM, which is the default", max(members)
-    yield "this is the sum over all ranks; give the collective your group: group=...", sum(values)
-
-
-the_sum = equals(
-    lambda seen, right: f"{' + '.join(map(str, seen.case.members(seen.rank)))} = {right}{seen.case}",
-    lambda seen: sum(seen.case.members(seen.rank)),
-    _slips,
-    "some ranks' values are missing, or counted twice; note that reduce leaves the whole sum on dst only",
-    form=number,
-    tolerance=1e-12,
-)
-
-
-def group(seen: Seen) -> Fault | None:
+def group(seen: Seen) -> dict | str:
     """The largest collective is among all ranks, who used the file."""
     size = max((len(call.ranks) for call in seen["calls"]), default=0)
-    mistakes = {
-        f"{NEVER_TALKED}; initialise a group and call all_reduce": not size and "no collective",
-        "give init_process_group the world size it was called with":
-            size != seen.world_size and f"a group of {size}",
-        'without a backend torch chooses one by the hardware; give init_process_group "gloo"':
-            "gloo" not in seen["backend"] and "no backend",
-        'init_method=f"file://{path}", or store=dist.FileStore(path, world_size)':
-            not seen["file"] and "the file was never used",
-    }  # fmt: skip
-    return first_mistake(f"a collective among {seen.world_size} ranks that met at the file", mistakes, seen.rank)
+    found = {"ranks": size, "over": "gloo" if seen["gloo"] else "no backend that was named"}
+    return {**found, "met at": "the file" if seen["file"] else "another place"} if size else SILENT
 
 
-def timeout(seen: Seen) -> Fault | None:
-    """The group's timeout is no default."""
-    found = seen["calls"] and seen["calls"][0].timeout_s
-    mistakes = {
-        NEVER_TALKED: not seen["calls"] and "no collective",
-        "torch waits 30 minutes unless told otherwise; give init_process_group timeout=timedelta(seconds=30)":
-            found and found > MOST_TIMEOUT_S and f"{found:g} s",
-    }  # fmt: skip
-    return first_mistake(f"a group with a timeout of at most {MOST_TIMEOUT_S:g} s", mistakes, seen.rank)
+def timeout(seen: Seen) -> str:
+    if not seen["calls"]:
+        return SILENT
+    found = seen["calls"][0].timeout_s
+    return f"at most {MOST_TIMEOUT_S:g} s" if found <= MOST_TIMEOUT_S else f"{found:g} s"
 
 
-def end(seen: Seen) -> Fault | None:
-    """The group was used, and is ended."""
-    mistakes = {
-        NEVER_TALKED: not seen["calls"] and "no group in use",
-        "call dist.destroy_process_group() on every rank": seen["open"] and "the group is still open",
-    }
-    return first_mistake("a group that was used, then ended", mistakes, seen.rank)
+def end(seen: Seen) -> str:
+    return ("the group is open" if seen["open"] else "the group is ended") if seen["calls"] else SILENT
 
+
+MISTAKES = """
+what all_reduce returns | sum | all_reduce works in place and returns None; return the tensor
+    dist.all_reduce(total) => total = dist.all_reduce(total)
+mean | sum | this is the mean; the sum is asked for
+    return total => return total / world_size
+reduced to rank 0 | sum | reduce leaves the whole sum on one rank only: take all_reduce
+    all_reduce(total) => reduce(total, dst=0)
+in float32 | sum | right to five digits or more: is something computed in float32 here
+    torch.tensor(value) => torch.tensor(float(value))
+largest | sum | this is the largest value; the operation must be ReduceOp.SUM, which is the default
+    all_reduce(total) => all_reduce(total, op=dist.ReduceOp.MAX)
+another file | group | the file was not used: init_method=f"file://{path}", or store=dist.FileStore(path, world_size)
+    {path} => {path}.rendezvous
+no backend | group | without a backend torch chooses one by the hardware; give init_process_group "gloo"
+    "gloo", =>
+no timeout | timeout | torch waits 30 minutes unless told otherwise: give it timeout=timedelta(seconds=30)
+    timeout=timedelta(seconds=30), =>
+30 days | timeout | timedelta counts days unless told otherwise: timedelta(seconds=30)
+    timedelta(seconds=30) => timedelta(30)
+not ended | end | call dist.destroy_process_group() on every rank
+    dist.destroy_process_group() => pass
+ended on rank 0 only | end | call dist.destroy_process_group() on every rank, not on rank 0 only
+    dist.destroy_process_group() => rank or dist.destroy_process_group()
+no rank | all | give init_process_group rank=rank and world_size=world_size | tests
+    rank=rank, =>
+a relative path | all | wants the absolute path | tests
+    {path} => {path.rpartition('/')[2]}
+environment instead of the file | all | no launcher set the variables here | tests
+    init_method=f"file://{path}", =>
+    rank=rank, =>
+    world_size=world_size, =>
+a file for each rank | all | the same file | hangs
+    {path} => {path}{rank}
+the last rank skips the sum | all | one rank skips a collective | tests
+    dist.all_reduce(total) => rank == world_size - 1 or dist.all_reduce(total)
+os._exit on one rank | all | the function ends its process | tests
+    total = torch.tensor(value) => total = torch.tensor(value)
+    rank == 1 and __import__("os")._exit(0)
+computed without a collective | all | no collective was called | tests
+    def join_and_sum(rank, world_size, path, value):
+        return value * world_size
+the course's own | all | this exercise is to write | tests
+    from ddp_course.groups import join_group
+
+    def join_and_sum(rank, world_size, path, value):
+        join_group(None, "file", path)
+"""
 
 JOIN = exercise(
-    "03.2",
-    "Meet at a file",
-    "join_and_sum",
-    15,
+    *("03.2", "Meet at a file", "join_and_sum", 15),
+    cases=cases,
     act=act,
-    rounds=rounds,
     within=tempfile.TemporaryDirectory,
+    said=lambda seen: f"{' + '.join(map(str, seen.case[0]))}, on {seen.world_size} ranks:",
+    mistakes=MISTAKES,
+    tolerance=1e-12,
     checks={
-        "sum": ("every rank has the sum", 2, the_sum, "one two"),
-        "group": ("all ranks met at the file", 1, group, "one two"),
-        "timeout": ("the timeout is explicit", 1, timeout, "one two"),
-        "end": ("the group is ended", 1, end, "one two"),
+        "sum": ("every rank has the sum", 2, "one two", value,
+                "some ranks' values are missing, or counted twice; note that reduce leaves the whole sum on dst only"),
+        "group": ("all ranks met at the file", 1, "one two", group,
+                  'give init_process_group "gloo", the file, rank and world_size; then call a collective'),
+        "timeout": ("the timeout is explicit", 1, "one two", timeout,
+                    "give init_process_group a timeout of at most 60 s, and call a collective"),
+        "end": ("the group is ended", 1, "one two", end, "open a group, use it, and end it on every rank"),
     },
     refused=("ddp_course.groups.join_group",),
     hints={
@@ -165,4 +146,17 @@ JOIN = exercise(
         "absent|cut-off": "one rank skips a collective that the others wait in, or ends its group "
         "first, or the world has another size than the function was given: every rank must be below the world size",
     },
-)
+    right="""
+FileStore, functions imported by name, all_gather
+    from torch.distributed import FileStore, all_gather, barrier, destroy_process_group, init_process_group
+
+    def join_and_sum(rank, world_size, path, value):
+        store = FileStore(str(path), world_size)
+        init_process_group(backend="gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=1))
+        everyone = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+        all_gather(everyone, torch.tensor([value]))
+        barrier()
+        destroy_process_group()
+        return sum(everyone)
+""",
+)  # fmt: skip

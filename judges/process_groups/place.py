@@ -7,26 +7,49 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import Expect, exercise
 from ddp_course.grading.vocabulary.play import Round, Seen
 
-READS_ENVIRON = "the answer reads os.environ; it is to read the dictionary it is given"
 DECOY = {"RANK": "997", "WORLD_SIZE": "998", "LOCAL_RANK": "997", "LOCAL_WORLD_SIZE": "998"}
 
 
-@dataclass(frozen=True)
-class Case:
-    """A launcher's variables, how many GPUs there are, and what an error may name."""
-
+class Case(NamedTuple):
     environ: dict[str, str]
     gpus: int = 0
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of which an error may name one
+
+
+def variables(rank: int, world_size: int, per_node: int) -> dict[str, str]:
+    values = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": per_node}
+    return {name: str(value) for name, value in values.items()}
+
+
+def cases(rng: Random) -> list[Round]:
+    """Place ranks on one node and on several, with and without GPUs; then take variables away or spoil them."""
+    per_node, nodes = rng.randint(2, 8), rng.randint(2, 5)
+    size = per_node * nodes
+    many = [variables(rank, size, per_node) for rank in (*rng.sample(range(1, size), 3), size - 1)]
+    good, last = many[0], many[-1]
+    gpus = [(last, count) for count in (per_node, 3 * per_node, 8, per_node - 1)]
+    # The last: a GPU for rank 0 of a node, but not for each of its ranks.
+    gpus += [(good, 0), (variables(0, size, per_node), per_node - 1)]
+    bad = [
+        *(({name: text}, (name,)) for name in good for text in ("1.5", "two", "")),
+        *(({name: str(-rng.randint(1, 3))}, (name,)) for name in ("RANK", "LOCAL_RANK")),
+        ({"RANK": good["WORLD_SIZE"], "LOCAL_RANK": "0"}, ("RANK", "WORLD_SIZE")),
+        ({"LOCAL_RANK": good["LOCAL_WORLD_SIZE"]}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ]
+    named = [("one", Case(variables(rank, 4, 4))) for rank in range(4)]
+    named += [("many", Case(environ)) for environ in many] + [("device", Case(*each)) for each in gpus]
+    named += [("missing", Case({k: v for k, v in good.items() if k != name}, 0, (name,))) for name in good]
+    named += [("bad", Case({**good, **change}, 0, names)) for change, names in bad]
+    return [Round(1, named, raises=(Exception,), init=False)]
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Any:
@@ -35,124 +58,123 @@ def act(function, case: Case, rank: int, world_size: int) -> Any:
         return function(dict(case.environ), case.gpus)
 
 
-def rounds(rng: Random) -> list[Round]:
-    """Place ranks on one node and on several, with and without GPUs; then take variables away or spoil them."""
-    per_node, nodes = rng.randint(2, 8), rng.randint(2, 5)
-    size = per_node * nodes
-    chosen = (*rng.sample(range(1, size), 3), size - 1)
-    many = [_environ(rank, size, per_node) for rank in chosen]
-    good, last = many[0], many[-1]
-    # The last: a GPU for rank 0 of a node, but not for each of its ranks.
-    gpus = [
-        (last, per_node),
-        (last, 3 * per_node),
-        (last, 8),
-        (last, per_node - 1),
-        (good, 0),
-        (_environ(0, size, per_node), per_node - 1),
-    ]
-    bad = [
-        *(({name: text}, (name,)) for name in good for text in ("1.5", "two", "")),
-        *(({name: str(-rng.randint(1, 3))}, (name,)) for name in ("RANK", "LOCAL_RANK")),
-        ({"RANK": good["WORLD_SIZE"], "LOCAL_RANK": "0"}, ("RANK", "WORLD_SIZE")),
-        ({"LOCAL_RANK": good["LOCAL_WORLD_SIZE"]}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"}, ("LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-    ]
-    cases = [
-        *(("one", Case(_environ(rank, 4, 4))) for rank in range(4)),
-        *(("many", Case(environ)) for environ in many),
-        *(("device", Case(environ, count)) for environ, count in gpus),
-        *(("missing", Case({k: v for k, v in good.items() if k != name}, 0, (name,))) for name in good),
-        *(("bad", Case({**good, **change}, 0, names)) for change, names in bad),
-    ]
-    return [Round(1, cases, raises=(Exception,), init=False)]
+def said(seen: Seen) -> str:
+    shown = " ".join(f"{name}={value!r}" for name, value in seen.case.environ.items())
+    return f"{shown}, gpus={seen.case.gpus}:"
 
 
-def _environ(rank: int, world_size: int, per_node: int) -> dict[str, str]:
-    values = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": per_node}
-    return {name: str(value) for name, value in values.items()}
+def four(seen: Seen) -> Any:
+    if seen["error"]:
+        read = "997" in seen["message"]
+        cause = "read the given dictionary, not os.environ" if read else "these values are good; return the place"
+        return Fault(f"a place for {said(seen)[:-1]}", report=seen["story"], cause=cause)
+    found = seen["value"]
+    return found if isinstance(found, list) and len(found) == 4 else f"not four values, but {found!r}"
 
 
-def placed(parts: slice) -> Expect:
-    """Expect these of the four parts of a place."""
-
-    def expect(seen: Seen) -> Fault | None:
-        environ, found = seen.case.environ, seen["value"]
-        rank, per_node = int(environ["RANK"]), int(environ["LOCAL_WORLD_SIZE"])
-        device = f"cuda:{rank % per_node}" if seen.case.gpus >= per_node else "cpu"
-        right = [rank, rank % per_node, rank // per_node, device]
-        if isinstance(found, list) and len(found) == 4 and repr(found[parts]) == repr(right[parts]):
-            return None
-        shown = " ".join(f"{name}={value}" for name, value in environ.items())
-        expected = f"{tuple(right)} for {shown}, gpus={seen.case.gpus}"
-        if seen["error"]:
-            cause = READS_ENVIRON if "997" in seen["message"] else "these values are good ones; return the place"
-            return Fault(expected, report=seen["story"], cause=cause)
-        return Fault(expected, _tuple(found), cause=_place_cause(found, right))
-
-    return expect
+def numbers(seen: Seen) -> Any:
+    found = four(seen)
+    return repr(tuple(found[:3])) if isinstance(found, list) else found  # 3.0 is no whole number, nor is "3"
 
 
-def _place_cause(found: Any, right: list) -> str:
-    rank, local_rank, node, device = right
-    if not isinstance(found, list) or len(found) != 4:
-        return "return four values: rank, local rank, node, device"
-    if 997 in found or "997" in found:
-        return READS_ENVIRON
-    if any(not isinstance(value, int) for value in found[:3]):
-        return "environment variables are text; make numbers of them with int(), and divide by //"
-    if found[:2] != [rank, local_rank]:
-        return "the first two are RANK and LOCAL_RANK, in this order"
-    if found[2] != node:
-        return "the first LOCAL_WORLD_SIZE ranks are on node 0, the next on node 1: RANK // LOCAL_WORLD_SIZE"
-    if rank != local_rank and found[3] == f"cuda:{rank}":
-        return "the device follows the rank; each node counts its own GPUs from 0, so it must follow the local rank"
-    if device == "cpu":
-        return "there is not a GPU for each rank of the node, so its ranks use the CPU"
-    return "with a GPU for each rank of the node, the device is cuda:<local rank>"
+def device(seen: Seen) -> Any:
+    found = four(seen)
+    return found[3] if isinstance(found, list) else found
 
 
-def refused(seen: Seen) -> Fault | None:
-    """A ValueError names the variable."""
-    environ, names = seen.case.environ, seen.case.names
-    error = "ValueError" if "ValueError" in (seen["kinds"] or ()) else seen["error"]
-    told = re.findall(r"\b(?:LOCAL_)?(?:RANK|WORLD_SIZE)\b", seen["message"] or "")
-    # A text that names all four, whatever is wrong, tells nothing.
-    if error == "ValueError" and told and {told[0], told[-1], max(told, key=told.count)} & {*names}:
-        return None
-    wrong = f"for {', '.join(f'{n}={environ[n]!r}' for n in names)}" if names[0] in environ else f"without {names[0]}"
-    found = f"{error}: {seen['message']}" if error else _tuple(seen["value"])
-    if error == "ValueError":
-        cause = f"the message does not name {names[0]}; say which variable is wrong, and what was found"
-    elif error == "AssertionError":
-        cause = "python -O leaves assertions out; raise ValueError"
-    elif error:
-        cause = f"{error} does not tell a user what to do; raise a ValueError that names {names[0]}"
-    elif len(names) == 2:  # a number that does not fit the size it is counted within
-        most = f"{names[1]} - 1 = {int(environ[names[1]]) - 1}"
-        cause = f"ranks count from 0, so {names[0]} ends at {most}; refuse more"
-    else:
-        cause = "the value was used without a look at it; check it, then raise ValueError"
-    return Fault(f"ValueError that names {names[0]}, {wrong}", found, cause=cause)
+def refused(seen: Seen) -> str:
+    """A ValueError names the variable; a text that names all four, whatever is wrong, tells nothing."""
+    if "ValueError" not in (seen["kinds"] or ()):
+        return f"{seen['error']}" if seen["error"] else "no error"
+    told = re.findall(r"\b(?:LOCAL_)?(?:RANK|WORLD_SIZE)\b", seen["message"])
+    names = told and {told[0], told[-1], max(told, key=told.count)} & {*seen.case.names}
+    return f"a ValueError that {'names' if names else 'does not name'} {' or '.join(seen.case.names)}"
 
 
-def _tuple(value: Any) -> str:
-    return repr(tuple(value)) if isinstance(value, list) else repr(value)
+def why(seen: Seen) -> str:
+    name, *within = seen.case.names
+    if "ValueError" in refused(seen):
+        return "the message does not name the variable; say which one is wrong, and what was found"
+    if within and not seen["error"]:
+        return f"ranks count from 0, so {name} ends at {within[0]} - 1; refuse more"
+    wrong = f"{seen['error']} does not tell a user what to do" if seen["error"] else "the value was not looked at"
+    return f"{wrong}; check it, then raise a ValueError that names the variable"
 
 
+MISTAKES = """
+node by remainder | one many | the first LOCAL_WORLD_SIZE ranks are on node 0, the next on node 1: use //
+    rank // local_world_size => rank % local_world_size
+node by the world size | many | the first LOCAL_WORLD_SIZE ranks are on node 0: RANK // LOCAL_WORLD_SIZE
+    rank // local_world_size => rank // world_size
+node by the GPUs | many | a node has LOCAL_WORLD_SIZE ranks, however many GPUs it has
+    rank // local_world_size => rank // (gpus if gpus >= local_world_size else local_world_size)
+text, not numbers | one many | environment variables are text; make numbers of them with int()
+    return rank, local_rank, => return environ["RANK"], environ["LOCAL_RANK"],
+a float | one many | the index of the node is a whole number: divide by //
+    rank // local_world_size => rank / local_world_size
+returns nothing | one many device | return four values: rank, local rank, node, device
+    return rank => rank
+device by global rank | device | each node counts its own GPUs from 0, so the device must follow the local rank
+    cuda:{local_rank} => cuda:{rank}
+always a GPU | device | there is not a GPU for each rank of the node, so its ranks use the CPU
+    gpus >= local_world_size => True
+a GPU for those that find one | device | there is not a GPU for each rank of the node, so all its ranks use the CPU
+    gpus >= local_world_size => gpus > local_rank
+KeyError | missing | KeyError does not tell a user what to do
+    if name not in environ: => if False:
+a default | missing | a missing variable has no default; refuse it
+    if name not in environ: => if False:
+    environ[name]) => environ.get(name, 1))
+the message names nothing | missing | the message does not name the variable
+    f"{name} is not set; start the program with torchrun" => "a variable is not set"
+all four are named | missing | the message names all four variables, whatever is missing
+    f"{name} is not set; start the program with torchrun" => "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE"
+one rank too many | bad | ranks count from 0, so RANK ends at WORLD_SIZE - 1, and LOCAL_RANK at LOCAL_WORLD_SIZE - 1
+    value >= below => value > below
+negative ranks pass | bad | negative ranks are out of range, too
+    value < 0 or =>
+assertions | bad | python -O leaves assertions out; raise ValueError
+    raise ValueError(f"{name}={value} => raise AssertionError(f"{name}={value}
+int()'s own words | bad | the message does not name the variable
+    raise ValueError(f"{name}={environ[name]!r} is not a whole number") from None => raise
+1.5 is 1 | bad | "1.5" is not a whole number
+    int(environ[name]) => int(float(environ[name]))
+os.environ | all | read the given dictionary, not os.environ
+    if name not in environ: => environ = __import__("os").environ
+    if name not in environ:
+nothing is checked | missing bad | KeyError does not tell a user what to do | tests
+    def place(environ, gpus):
+        rank, local_rank = int(environ["RANK"]), int(environ["LOCAL_RANK"])
+        per_node = int(environ["LOCAL_WORLD_SIZE"])
+        return rank, local_rank, rank // per_node, f"cuda:{local_rank}" if gpus >= per_node else "cpu"
+the course's own | all | this exercise is to write what it does | tests
+    from ddp_course.groups import read_place
+
+    def place(environ, gpus):
+        found = read_place(environ)
+        return found.rank, found.local_rank, found.rank // found.local_world_size, str(found.device)
+"""
+
+WORDS = "the first two are RANK and LOCAL_RANK; the third counts nodes, each of LOCAL_WORLD_SIZE ranks"
 PLACE = exercise(
-    "03.1",
-    "Where does this rank run?",
-    "place",
-    15,
+    *("03.1", "Where does this rank run?", "place", 15),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=said,
+    mistakes=MISTAKES,
     checks={
-        "one": ("one node: rank, local rank, node", 1, placed(slice(3)), "one"),
-        "many": ("several nodes: rank, local rank, node", 1, placed(slice(3)), "many device"),
-        "device": ("the device follows the local rank", 1, placed(slice(3, 4)), "device"),
-        "missing": ("a missing variable is refused", 1, refused, "missing"),
-        "bad": ("a bad value is refused", 1, refused, "bad"),
+        "one": ("one node: rank, local rank, node", 1, "one", numbers, WORDS),
+        "many": ("several nodes: rank, local rank, node", 1, "many device", numbers, WORDS),
+        "device": ("the device follows the local rank", 1, "device", device,
+                   "with a GPU for each rank of the node, the device is cuda:<local rank>, else cpu"),
+        "missing": ("a missing variable is refused", 1, "missing", refused, why),
+        "bad": ("a bad value is refused", 1, "bad", refused, why),
     },
     refused=("ddp_course.groups.read_place",),
-)
+    right="""
+an error of its own, which is a ValueError; a list; torch.device
+    raise ValueError( => raise type("BadPlace", (ValueError,), {})(
+    return rank, local_rank, rank // local_world_size, device => device = torch.device(device)
+    return [rank, local_rank, (rank - local_rank) // local_world_size, device]
+""",
+)  # fmt: skip

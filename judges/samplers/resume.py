@@ -1,7 +1,7 @@
 """05.3 `Resumable(length, world_size, rank, seed)`: is every sample of an epoch trained on once, whatever happens?
 
-One epoch is interrupted, once or twice, and goes on, maybe with another number of ranks. What all ranks of all runs
-have trained on is put together. Read next: `judges/ddp_from_scratch/`.
+One epoch is interrupted, once or twice, and resumed, maybe with another number of ranks. Any order will do, so a view
+has what all ranks of all runs have trained on together. Read next: `judges/ddp_from_scratch/`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import all_of, exercise, first_mistake
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.samplers.deal import REFUSED, indices
 
 MOST_NUMBERS = 10  # in a state
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """An epoch in several runs, each of so many ranks and steps until the interruption (None: to the end)."""
 
     length: int
@@ -50,8 +47,23 @@ class Case:
         return found
 
 
+def cases(rng: Random) -> list[Round]:
+    """An epoch without interruption; with one, in its middle or at or near its end; with two, on other ranks."""
+    ranks, batch, epoch = rng.choice((3, 4)), rng.randint(2, 3), rng.randint(1, 5)
+    length, seed = ranks * batch * 5 + rng.randint(1, ranks - 1), rng.randrange(100)
+    whole = Case(length, seed, epoch, batch, ((ranks, None),))
+    named = {
+        "whole": whole,
+        "stopped": whole._replace(seed=0, runs=((ranks, 2), (ranks, None))),  # a product with seed 0 has no epoch in it
+        "ended": whole._replace(length=ranks * whole.rows(4), runs=((ranks, 4), (ranks, None))),
+        "rest": whole._replace(length=ranks * whole.rows(4) + 1, runs=((ranks, 4), (ranks + 1, None))),
+        "resized": whole._replace(runs=((ranks, 1), (ranks - 1, 2), (ranks + 1, None))),
+    }
+    return [Round(1, list(named.items()), init=False)]
+
+
 def act(sampler: Callable, case: Case, rank: int, world_size: int) -> Note:
-    """Play the runs, each going on from the last one's state; note the next epoch, and one of another seed, too."""
+    """Play the runs, each from the last one's state; note the next epoch, and one of another seed, too."""
     state, told, taken, agree, trouble = None, [], [], True, ""
     for ranks, steps in case.runs:
         rows, states, wrong = _trained(case.made(sampler, ranks, state), case, steps)
@@ -64,7 +76,7 @@ def act(sampler: Callable, case: Case, rank: int, world_size: int) -> Note:
     for name, ahead in (("later", 1), ("again", 0)):
         for one in parts[name]:
             one.set_epoch(case.epoch + ahead)
-    parts["reseeded"] = replace(case, seed=case.seed + 1).made(sampler, ranks, None)
+    parts["reseeded"] = case._replace(seed=case.seed + 1).made(sampler, ranks, None)
     parts["whole"] = case.made(sampler, ranks, None)
     drawn = {name: [indices(one, case.length + 1) for one in samplers] for name, samplers in parts.items()}
     return Note(taken=taken, agree=agree, numbers=max(map(_count, told)), trouble=trouble, **drawn)
@@ -100,112 +112,123 @@ def _count(state: object) -> int:
     return 1 if parts is None else sum(map(_count, parts))
 
 
-def rounds(rng: Random) -> list[Round]:
-    """An epoch without interruption; with one, in its middle or at or near its end; with two, on other ranks."""
-    ranks, batch, epoch = rng.choice((3, 4)), rng.randint(2, 3), rng.randint(1, 5)
-    length = ranks * batch * 5 + rng.randint(1, ranks - 1)
-    seed = rng.randrange(100)
-    whole = Case(length, seed, epoch, batch, ((ranks, None),))
-    cases = {
-        "whole": whole,
-        "stopped": replace(whole, seed=0, runs=((ranks, 2), (ranks, None))),  # a product with seed 0 has no epoch in it
-        "ended": replace(whole, length=ranks * whole.rows(4), runs=((ranks, 4), (ranks, None))),
-        "rest": replace(whole, length=ranks * whole.rows(4) + 1, runs=((ranks, 4), (ranks + 1, None))),
-        "resized": replace(whole, runs=((ranks, 1), (ranks - 1, 2), (ranks + 1, None))),
+def each_once(seen: Seen) -> dict[str, Any]:
+    """How much all ranks have trained on in each run, and whether that is every sample once."""
+    counts = Counter(index for run in seen["taken"] for shard in run for index in shard)
+    return {
+        "samples in each run:": [sum(map(len, run)) for run in seen["taken"]],
+        "samples repeated:": any(times > 1 for times in counts.values()),
+        "samples missing, or strange ones:": counts.keys() != set(range(seen.case.length)),
     }
-    return [Round(1, list(cases.items()), init=False)]
 
 
-def each_once(seen: Seen) -> Fault | None:
-    """What all runs together have trained on is every sample once."""
-    length, taken = seen.case.length, seen["taken"]
-    counts = Counter(index for run in taken for shard in run for index in shard)
-    strange = [repr(index) for index in counts if not isinstance(index, int) or not 0 <= index < length]
-    repeated, missing = sum(n > 1 for n in counts.values()), length - len(counts)
-    mistakes = {
-        f"indices are whole numbers from 0 to {length - 1}": strange and strange[0],
-        _cause(length, [sum(map(len, run)) for run in taken], repeated):
-            (repeated or missing) and f"{repeated} repeated, {missing} missing",
-    }  # fmt: skip
-    return first_mistake(f"each of {length} samples once, by all ranks in all runs together", mistakes)
-
-
-def _cause(length: int, sizes: list[int], repeated: int) -> str:
-    """Name the mistake from the number of samples that all ranks of each run have trained on."""
-    if len(sizes) == 1:
-        return "one order for all ranks, of which each takes every world_size-th entry; no padding, nothing dropped"
-    if sizes[-1] >= length:
-        return "the epoch began again; begin after what was trained on"
-    if sum(sizes) == length:
-        return "after the interruption the order is another one: save the epoch in the state, shuffle by seed and epoch"
-    if not repeated:
-        return "what a loader has read ahead was not trained on; count in advance(), not in __iter__"
-    if len(sizes) == 3 and sizes[1] + sizes[2] == length:
-        return "the second state forgets the first run: add to the position that was loaded"
-    if len(sizes) == 3:
-        return "the position must be counted over all ranks, so that it means the same for another number of them"
-    return "the position is that in the order of all ranks: each step of every rank moves it by world_size * rows"
-
-
-def shuffled(seen: Seen) -> Fault | None:
-    """The order is no ascending one, and follows from the seed."""
-    ascending = any(shard == sorted(shard) for shard in seen["taken"][0])
-    mistakes = {
-        "shuffle as in 05.1, before the ranks take their part": ascending and "an ascending order",
-        "the shuffle does not use the seed": seen["taken"][0] == seen["reseeded"] and "the same one for another seed",
+def shuffled(seen: Seen) -> dict[str, bool]:
+    first = seen["taken"][0]
+    return {
+        "an ascending order:": any(shard == sorted(shard) for shard in first),
+        "the same order for another seed:": first == seen["reseeded"],
     }
-    return first_mistake("a shuffled order, another one for another seed", mistakes)
 
 
-def same_order(seen: Seen) -> Fault | None:
-    """The runs together have the order of the epoch without interruption."""
+def resumed(seen: Seen) -> dict[str, bool]:
     joined = [sum(parts, []) for parts in zip(*seen["taken"], strict=True)]
-    cause = "the order after the interruption must be that of the same seed and epoch; save the epoch in the state"
-    other = joined != seen["whole"] and "another order"
-    return first_mistake("the indices of the epoch without interruption, rank by rank", {cause: other})
+    return {"the order that it would have been without interruption:": joined == seen["whole"]}
 
 
-def small_state(seen: Seen) -> Fault | None:
-    """The state is small, and the same on all ranks."""
-    many = seen["numbers"] > MOST_NUMBERS and f"{seen['numbers']} numbers"
-    mistakes = {
-        "a list grows with the data set; the epoch and a position say the same": many,
-        "the state is saved by one rank and loaded by all, so nothing in it may depend on the rank":
-            not seen["agree"] and "different states",
-        "return a new dictionary, which nothing changes afterwards": seen["trouble"],
-    }  # fmt: skip
-    return first_mistake("a dictionary of a few numbers, the same on all ranks", mistakes)
+def state(seen: Seen) -> dict[str, Any]:
+    return {
+        "many numbers:": seen["numbers"] > MOST_NUMBERS,
+        "the same state on all ranks:": seen["agree"],
+        "no dictionary of its own:": seen["trouble"],
+    }
 
 
-def next_epoch(seen: Seen) -> Fault | None:
-    """The epoch after it is whole, in its own order."""
-    counts = Counter(index for shard in seen["later"] for index in shard)
-    said = f"{len(counts)} samples, {sum(n > 1 for n in counts.values())} of them repeated"
-    mistakes = {
-        "set_epoch begins a new epoch: the position goes back to 0, nothing is padded":
-            (len(counts) != seen.case.length or max(counts.values()) > 1) and said,
-        "set_epoch has no effect on the order; the shuffle's seed must contain the epoch":
-            seen["later"] == seen["whole"] and "the order of the epoch before",
-        "set_epoch begins a whole epoch, also that which was interrupted":
-            seen["again"] != seen["whole"] and "something else, if the epoch that was interrupted begins again",
-    }  # fmt: skip
-    return first_mistake(f"all {seen.case.length} samples in the next epoch, each once, in another order", mistakes)
+def next_epoch(seen: Seen) -> dict[str, bool]:
+    return {
+        "all samples once:": sorted(sum(seen["later"], [])) == list(range(seen.case.length)),
+        "the order of the epoch before:": seen["later"] == seen["whole"],
+        "the epoch that was interrupted, begun again by set_epoch, is whole:": seen["again"] == seen["whole"],
+    }
 
+
+MISTAKES = """
+begins again | stopped resized | the epoch began again; begin after what was trained on
+    state["epoch"], state["consumed"] => state["epoch"], 0
+an epoch that has ended begins again | stopped | the epoch began again: nothing is left of it
+    order[self.consumed :] => order[self.consumed % self.length :]
+counts what the loader asked for | stopped resized state
+| what a loader has read ahead was not trained on; count in advance(), not in __iter__
+    return iter( => for index in list(
+    :: self.world_size]) => :: self.world_size]):
+        self.consumed += self.world_size
+        yield index
+    self.consumed += rows * self.world_size => pass
+counts its own rows only | stopped resized
+| the position is that in the order of all ranks: each step of every rank moves it by world_size * rows
+    rows * self.world_size => rows
+a position for this number of ranks | resized
+| the position must be counted over all ranks, so that it means the same for another number of them
+    rows * self.world_size => rows
+    order[self.consumed :] => order[self.consumed * self.world_size :]
+the first run is forgotten | resized | the second state forgets the first run: add to the position that was loaded
+    "consumed": self.consumed} => "consumed": self.consumed - vars(self).get("base", 0)}
+    state["consumed"] => state["consumed"]
+    self.base = self.consumed
+the epoch is not saved | stopped resized
+| after the interruption the order is another one: save the epoch in the state, shuffle by seed and epoch
+    = state["epoch"], => = 0,
+padding | whole stopped resized next | no padding, nothing dropped: each sample once
+    .tolist() => .tolist()
+    order += order[: -self.length % self.world_size]
+not shuffled | whole next | shuffle as in 05.1, before the ranks take their part
+    torch.randperm(self.length, generator=chance).tolist() => list(range(self.length))
+one order for all epochs | next | set_epoch has no effect on the order; the shuffle's seed must contain the epoch
+    100_003 * self.seed + self.epoch => self.seed
+set_epoch keeps the position | next | set_epoch begins a new epoch: the position goes back to 0
+    self.epoch, self.consumed = epoch, 0 => self.epoch = epoch
+the epoch that runs is not begun again | next | set_epoch begins a whole epoch, also that which was interrupted
+    self.epoch, self.consumed = epoch, 0 => if epoch != self.epoch:
+        self.epoch, self.consumed = epoch, 0
+all that is left, in the state | state
+| a list grows with the data set; the epoch and a position say the same
+    {"epoch" => {"left": list(range(self.consumed, self.length)), "epoch"
+the rank in the state | state
+| the state is saved by one rank and loaded by all, so nothing in it may depend on the rank
+    {"epoch" => {"rank": self.rank, "epoch"
+the state goes on changing | state | return a new dictionary, which nothing changes afterwards
+    rows * self.world_size => rows * self.world_size
+    self.state_dict()
+    return {"epoch": self.epoch, "consumed": self.consumed} => self.kept = vars(self).get("kept", {})
+    self.kept.update(epoch=self.epoch, consumed=self.consumed)
+    return self.kept
+tensors in the state | all | the state is saved as plain data
+    "epoch": self.epoch => "epoch": torch.tensor(self.epoch)
+the course's own | all | this exercise is to write what it does | tests
+    from ddp_course.data.sampler import ShardSampler
+    class Resumable(ShardSampler):
+        def __init__(self, length, world_size, rank, seed=0):
+            super().__init__(length, world_size, rank, seed=seed, streaming=True)
+"""
+
+ONCE = "one order for all ranks, each takes every world_size-th entry; a step moves the position by world_size * rows"
 
 RESUME = exercise(
-    "05.3",
-    "Resume where you stopped (stretch)",
-    "Resumable",
-    25,
+    *("05.3", "Resume where you stopped (stretch)", "Resumable", 25),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=lambda seen: f"{seen.case.length} samples, {' then '.join(str(ranks) for ranks, _ in seen.case.runs)} ranks:",
+    mistakes=MISTAKES,
     checks={
-        "whole": ("an epoch without interruption: each sample once, shuffled", 1, all_of(each_once, shuffled), "whole"),
-        "stopped": ("an epoch that was interrupted", 2, all_of(each_once, same_order), "stopped ended"),
-        "resized": ("going on with other numbers of ranks", 2, each_once, "resized rest"),
-        "state": ("a small state, the same on all ranks", 1, small_state, "stopped resized"),
-        "next": ("the next epoch is whole, in its own order", 1, next_epoch, "stopped"),
+        "whole": ("an epoch without interruption: each sample once, shuffled", 1, "whole",
+                  lambda seen: {**each_once(seen), **shuffled(seen)}, ONCE),
+        "stopped": ("an epoch that was interrupted", 2, "stopped ended",
+                    lambda seen: {**each_once(seen), **resumed(seen)}, ONCE),
+        "resized": ("going on with other numbers of ranks", 2, "resized rest", each_once, ONCE),
+        "state": ("a small state, the same on all ranks", 1, "stopped resized", state,
+                  "return a new dictionary of a few plain numbers, in which nothing depends on the rank"),
+        "next": ("the next epoch is whole, in its own order", 1, "stopped", next_epoch,
+                 "set_epoch begins a whole epoch, in the order of seed and epoch"),
     },
     hints={r"not JSON serializable": "the state is saved as plain data: numbers, text, lists and dictionaries"},
     refused=REFUSED,
-)
+)  # fmt: skip

@@ -1,7 +1,7 @@
 """14.3 `step_seconds(...)`: how long does a step take, and how much of its communication shows?
 
-A pure function, judged by playing the same events in the simplest way. The cases are made so that each rule counts in
-one of them: the last gradient of a bucket, one message at a time, the order of the plan, what backward still has to do.
+A pure function. The cases are made so that each rule counts in one of them: the last gradient of a bucket, one
+message at a time, the order of the plan, what backward still has to do.
 
 Source: Li et al. 2020 (arXiv 2006.15704), section 3.2.3, for the rules; Thakur et al. 2005 for the ring's time.
 Read next: `judges/sharding/`.
@@ -9,17 +9,11 @@ Read next: `judges/sharding/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ddp_course.grading.vocabulary.compare import close, flat
-from ddp_course.grading.vocabulary.expect import called, equals, exercise, turned
+from ddp_course.grading.differential import exercise, value
 from ddp_course.grading.vocabulary.play import Round, Seen
-from judges.scaling.slips import numbers
-
-FLOOR = 1e-3  # of seconds, so that 0 equals what is below a billionth
 
 
 class Case(NamedTuple):
@@ -35,12 +29,12 @@ class Case(NamedTuple):
     bytes_per_s: float
 
 
-def rounds(rng: Random) -> list[Round]:
+def cases(rng: Random) -> list[Round]:
     """One bucket; a fast link; a slow one; a bucket that is full too early; and the edges.
 
     Latencies, and gradients that are listed out of order, count in two of them, so that one slip does not cost all.
     """
-    cases = {
+    named = {
         "one": [_simple(_case(rng, 1, 0.8, unit=1)) for _ in range(2)],  # so few bytes that no W-th is whole
         "overlap": [_case(rng, 3, 0.3) for _ in range(2)],
         "queue": [*(_case(rng, 4, 1.6) for _ in range(3)), _stalled(_case(rng, 3, 1.2))],
@@ -51,7 +45,7 @@ def rounds(rng: Random) -> list[Round]:
             *(_rest(case) for case in (_simple(_case(rng, 2, 0.2)), _alone(_case(rng, 1, 1.2)))),
         ],
     }
-    return [Round(1, [(name, case) for name, some in cases.items() for case in some], init=False)]
+    return [Round(1, [(name, case) for name, some in named.items() for case in some], init=False)]
 
 
 def _case(rng: Random, buckets: int, load: float, unit: int = 1024) -> Case:
@@ -114,126 +108,91 @@ def _alone(case: Case) -> Case:
     return case._replace(gradients=gradients, buckets=[[0]], latency_s=0.0)
 
 
-# --- The events, with knobs for what is wrong ------------------------------------------------------
+def said(seen: Seen) -> str:
+    buckets, gradients, ranks = len(seen.case.buckets), len(seen.case.gradients), seen.case.world_size
+    return f"{buckets} buckets, {gradients} gradients, {ranks} ranks: [step_s, exposed_s] ="
 
 
-def _full(case: Case, bucket: list[int], choose: Callable = max) -> float:
-    return choose(case.gradients[i][1] for i in bucket)
+MISTAKES = """
+all at once | queue order | the link carries one message at a time: a bucket waits until the one before has arrived
+    max(full_s, free_s) + ring_s => max(free_s, full_s + ring_s)
+a link that never stands still | queue | the link carries one message at a time, and is free in between
+    for bucket => begun_s, sent_s = None, 0.0
+    for bucket
+    free_s = max(full_s, free_s) + ring_s => begun_s, sent_s = full_s if begun_s is None else begun_s, sent_s + ring_s
+    free_s = max(begun_s + sent_s, full_s + ring_s)
+no overlap | overlap queue order edges
+| each bucket may start when it is full; here all messages wait for the end of backward
+    max(full_s, => max(backward_s,
+at the first gradient | one overlap queue order | a bucket waits for the latest of its gradients, not for an earlier one
+    full_s = max( => full_s = min(
+at the gradient listed last | overlap queue
+| a bucket waits for the latest of its gradients, wherever that one stands in the list
+    max(gradients[index][1] for index in bucket) => gradients[bucket[-1]][1]
+whoever is full first | order
+| buckets are launched in the order of the plan, on every rank: one that is full early waits
+    in buckets if => in sorted(buckets, key=lambda b: max(gradients[i][1] for i in b)) if
+all as one bucket | overlap queue order | each bucket is a message of its own: its latencies, its turn
+    in buckets if => in [sum(buckets, [])] * bool(buckets) if
+half a ring | all | a ring takes 2 (W - 1) messages: as many to hand round as to add up
+    2 * (world_size - 1) => (world_size - 1)
+one latency | overlap queue | each of the 2 (W - 1) messages has a latency
+    (latency_s + => (latency_s / 2 / (world_size - 1) +
+no latency | overlap queue | the latency is forgotten
+    (latency_s + => (0 +
+all bytes in each message | all | each message of a ring carries a W-th of the bytes
+    nbytes / world_size => nbytes
+whole bytes | one | a W-th of the bytes need not be a whole number of them
+    nbytes / world_size => nbytes // world_size
+one rank sends | edges | one rank sends nothing, so nothing is exposed
+    if world_size > 1 else [] => 
+    2 * (world_size - 1) => max(1, 2 * (world_size - 1))
+behind the last bucket | edges | exposed is what lies after backward, not what lies after the last bucket was full
+    free_s - backward_s => free_s - max((gradients[i][1] for b in buckets for i in b), default=0)
+less than nothing | edges | when all has arrived before backward ends, nothing is exposed: not less than 0
+    max(0.0, free_s - backward_s) => free_s - backward_s
+forward left out | all | forward is part of the step
+    return forward_s + => return
+no optimizer | all | the optimizer is part of the step
+    + exposed_s + optimizer_s => + exposed_s
+the exposed part is not in the step | all | the step is longer by what is exposed
+    + exposed_s + optimizer_s => + optimizer_s
+the other way round | all | the step comes first
+    return => step_s =
+    , exposed_s => 
+    return exposed_s, step_s
+no bucket, no maximum | all | there may be no bucket at all
+    free_s = 0.0 => free_s = 0.0 * max(buckets)[0]
+all at once, from a list | queue order | the link carries one message at a time | tests
+    def step_seconds(forward_s, backward_s, optimizer_s, gradients, buckets, world_size, latency_s, bytes_per_s):
+        launched, ends = 0.0, [backward_s]
+        for bucket in buckets:
+            sizes, moments = zip(*(gradients[i] for i in bucket))
+            launched = max(launched, *moments)
+            message_s = latency_s + sum(sizes) / world_size / bytes_per_s
+            ends.append(launched + 2 * (world_size - 1) * message_s if world_size > 1 else 0)
+        return forward_s + max(ends) + optimizer_s, max(ends) - backward_s
+no overlap, in one sum | overlap queue order edges | here all messages wait for the end of backward | tests
+    def step_seconds(forward_s, backward_s, optimizer_s, gradients, buckets, world_size, latency_s, bytes_per_s):
+        nbytes = sum(gradients[i][0] for bucket in buckets for i in bucket)
+        exposed_s = 2 * (world_size - 1) * (latency_s * len(buckets) + nbytes / world_size / bytes_per_s)
+        return forward_s + backward_s + exposed_s + optimizer_s, exposed_s
+small steps of time, and none is left | all | walk from event to event | hangs
+    free_s = max(full_s, free_s) + ring_s => while free_s != full_s: free_s += 1e-9
+"""
 
-
-def _ring(case: Case, nbytes: int, latencies: int | None = None) -> float:
-    messages = 2 * (case.world_size - 1)
-    latency_s = case.latency_s * (messages if latencies is None else latencies)
-    return latency_s + messages * nbytes / case.world_size / case.bytes_per_s
-
-
-def exposed(seen: Seen, full=_full, ring=_ring, queue=True, order=True, one=False, end_s=None) -> list[float]:
-    """Return how long communication goes on after backward, and what is next to nothing.
-
-    Args:
-        full, ring: when a bucket is full, how long its message takes. queue, order: whether messages wait for each
-            other, and buckets. one: whether all gradients are one bucket. end_s: in place of backward's end.
-    """
-    case, launched, free, end = seen.case, 0.0, 0.0, 0.0
-    plan = case.buckets if case.world_size > 1 else []
-    plan = [sum(plan, [])] if one and plan else plan
-    for bucket in plan if order else sorted(plan, key=lambda bucket: full(case, bucket)):
-        launched = max(launched if order else 0.0, full(case, bucket))
-        free = max(launched, free if queue else 0.0) + ring(case, sum(case.gradients[i][0] for i in bucket))
-        end = max(end, free)
-    return [max(0.0, end - (case.backward_s if end_s is None else end_s)), FLOOR]
-
-
-def step(seen: Seen) -> float:
-    """Return the seconds of the step."""
-    return sum(seen.case[:3]) + exposed(seen)[0]
-
-
-def _mistakes(seen: Seen) -> dict[str, dict]:
-    last = max((_full(seen.case, bucket) for bucket in seen.case.buckets), default=0.0)
-    return {
-        "the link carries one message at a time: a bucket waits until the one before has arrived": {"queue": False},
-        "the link carries one message at a time, and each waits for the one before": {"queue": False, "order": False},
-        "buckets are launched in the order of the plan, on every rank: one that is full early waits": {"order": False},
-        "each bucket may start when it is full; here all messages wait for the end of backward":
-            {"full": lambda case, bucket: case.backward_s},
-        "a bucket waits for the latest of its gradients, not for an earlier one": {"full": partial(_full, choose=min)},
-        "a bucket waits for the latest of its gradients, wherever that one stands in the list":
-            {"full": lambda case, bucket: case.gradients[bucket[-1]][1]},
-        "exposed is what lies after backward, not what lies after the last bucket was full": {"end_s": last},
-        "a ring takes 2 (W - 1) messages: as many to hand round as to add up": {"ring": lambda *a: _ring(*a) / 2},
-        "each of the 2 (W - 1) messages has a latency": {"ring": partial(_ring, latencies=1)},
-        "the latency is forgotten": {"ring": partial(_ring, latencies=0)},
-        "each message of a ring carries a W-th of the bytes":
-            {"ring": lambda case, nbytes: _ring(case, case.world_size * nbytes)},
-        "a W-th of the bytes need not be a whole number of them":
-            {"ring": lambda case, nbytes: _ring(case, nbytes // case.world_size * case.world_size)},
-        "each bucket is a message of its own: its latencies, its turn": {"one": True},
-    }  # fmt: skip
-
-
-def _step_slips(seen: Seen) -> Iterator[tuple[str, float]]:
-    forward, backward, optimizer, gradients, buckets, *_ = seen.case
-    hidden = sum(_ring(seen.case, sum(gradients[i][0] for i in bucket)) for bucket in buckets)
-    yield "forward is part of the step", step(seen) - forward
-    yield "the optimizer is part of the step", step(seen) - optimizer
-    yield "the step is longer by what is exposed", forward + backward + optimizer
-    yield "the messages that backward hides take no time of the step", forward + backward + optimizer + hidden
-    yield "backward and optimizer are part of the step too", forward + exposed(seen)[0]
-
-
-# --- What is expected ------------------------------------------------------------------------------
-
-
-def _said(what: str) -> Callable[[Seen, Any], str]:
-    return lambda seen, right: (
-        f"buckets: {len(seen.case.buckets)}, gradients: {len(seen.case.gradients)}, ranks: {seen.case.world_size}, "
-        f"{what}: {flat(right)[0]:.6g}"
-    )
-
-
-def _otherwise(seen: Seen, found: list[float]) -> str:
-    if close(found[0], step(seen)):
-        return "the step comes first"
-    if found[0] < 0:
-        return "when all has arrived before backward ends, nothing is exposed: not less than 0"
-    if seen.case.world_size == 1:
-        return "one rank sends nothing, so nothing is exposed"
-    return "a message starts when its bucket is launched and the link is free; exposed is what lies after backward"
-
-
-both = numbers(
-    "step_s, exposed_s",
-    equals(
-        _said("exposed seconds"),
-        exposed,
-        turned(exposed, _mistakes),
-        _otherwise,
-        of=lambda seen: [seen["value"][1], FLOOR],
-        shown=lambda pair: pair[0],
-    ),
-    equals(
-        _said("seconds of the step"),
-        step,
-        _step_slips,
-        "forward + backward + exposed + optimizer",
-        of=lambda seen: seen["value"][0],
-    ),
-)
-
+RULES = "a message starts when its bucket is launched and the link is free; exposed is what lies after backward"
 STEP = exercise(
-    "14.3",
-    "A step on paper (stretch)",
-    "step_seconds",
-    30,
-    act=called,
-    rounds=rounds,
+    *("14.3", "A step on paper (stretch)", "step_seconds", 30),
+    cases=cases,
+    said=said,
+    mistakes=MISTAKES,
     checks={
-        "one": ("one bucket", 1, both, "one"),
-        "overlap": ("several buckets and a fast link", 1, both, "overlap"),
-        "queue": ("a slow link: one message at a time", 2, both, "queue"),
-        "order": ("a bucket that is full too early", 1, both, "order"),
-        "edges": ("one rank, no bucket, a backward that goes on", 1, both, "edges"),
+        "one": ("one bucket", 1, "one", value, RULES),
+        "overlap": ("several buckets and a fast link", 1, "overlap", value, RULES),
+        "queue": ("a slow link: one message at a time", 2, "queue", value, RULES),
+        "order": ("a bucket that is full too early", 1, "order", value, RULES),
+        "edges": ("one rank, no bucket, a backward that goes on", 1, "edges", value, RULES),
     },
     refused=("ddp_course.scaling.simulate.predict", "ddp_course.collectives.ring_seconds"),
     hints={

@@ -46,9 +46,9 @@ one operation | all | 6 operations for each parameter and token, 4 of them in ba
     flops / 6 => flops / 2
     flops / 4 => flops / 2
 rounded up | gpus | part of a GPU trains nothing, and one more leaves each too few tokens: round down
-    int(global_batch / hidden) => int(global_batch / hidden + 1)
+    math.floor => math.ceil
 not rounded | gpus | GPUs are counted in whole numbers: round down
-    int(global_batch / hidden) => global_batch / hidden
+    math.floor(global_batch / hidden) => global_batch / hidden
 by the tokens that equal | gpus | the batch is divided by the tokens that hide everything, `hidden`
     / hidden => / equal
 """

@@ -1,164 +1,130 @@
 """17.1 `bytes_on_a_rank(parameters, world_size, strategy, mixed)`: what does a rank hold, and what is divided?
 
-Arithmetic alone. Each slip of thought, such as master weights that are forgotten, lands on numbers of its own.
-
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), section 3.1 and figure 1.
 Read next: `sharded_step.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import ceil
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddp_course.grading.answer.isolated import plain
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.compare import short
-from ddp_course.grading.vocabulary.expect import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.differential import exercise
+from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
-FLOATS_EXACT = 2**53  # up to here a float counts in ones
-PARTS = ("parameters", "gradients", "state")
-BYTES = {False: (4, 4, 8), True: (2, 2, 12)}  # of each part, for one parameter
-DIVIDED = {"ddp": (), "zero1": ("state",), "zero2": ("gradients", "state"), "zero3": PARTS}
+Case = tuple[int, int, str, bool]  # the arguments
 
 
-class Case(NamedTuple):
-    """The arguments of the learner's function."""
-
-    parameters: int
-    world_size: int
-    strategy: str
-    mixed: bool
+def cases(rng: Random) -> list[Round]:
+    """Every strategy with numbers that divide evenly, then some that do not, and a single rank."""
+    named: list[tuple[str, Case]] = []
+    for strategy in ("ddp", "zero1", "zero2", "zero3"):
+        world_size = rng.choice((4, 8, 16, 64))
+        parameters = rng.randint(10**6, 10**9) * world_size
+        named += [(strategy, (parameters, world_size, strategy, mixed)) for mixed in (False, True)]
+    # The last has more than 2**53: a division of floats would be some parameters off, as the share is odd.
+    for strategy, mixed, most in (("zero1", False, 10**7), ("zero2", True, 10**7), ("zero3", False, 10**18)):
+        world_size = rng.choice((7, 11, 24))
+        # At most half a parameter over: rounding the bytes up instead is then another number.
+        parameters = 2 * rng.randint(most // 4, most // 2) * world_size + rng.randint(2, world_size // 2)
+        named.append(("uneven", (parameters, world_size, strategy, mixed)))
+    named.append(("uneven", (rng.randint(10, 10**6), 1, "zero3", True)))
+    return [Round(1, named, init=False)]
 
 
 def act(function, case: Case, rank: int, world_size: int) -> Any:
-    """Return the learner's three numbers, or in words what came instead."""
-    value = function(*case)
-    if isinstance(value, dict) and set(value) == set(PARTS):
-        return [plain(value[name]) for name in PARTS]
-    return f"a dictionary with {sorted(map(str, value))}" if isinstance(value, dict) else short(plain(value))
+    found = function(*case)
+    return Note(value={name: plain(n) for name, n in found.items()}) if isinstance(found, dict) else found
 
 
-def rounds(rng: Random) -> list[Round]:
-    """Every strategy with numbers that divide evenly, then some that do not, and a single rank."""
-    even = [(name, _even(rng, name)) for name in DIVIDED]
-    cases = [(name, case._replace(mixed=mixed)) for name, case in even for mixed in (False, True)]
-    # The last has more than 2**53: a division of floats would be some parameters off, as the share is odd.
-    uneven = [_uneven(rng, f"zero{stage}", stage == 2, 10**7 if stage < 3 else 10**18) for stage in (1, 2, 3)]
-    uneven.append(Case(rng.randint(10, 10**6), 1, "zero3", True))
-    return [Round(1, cases + [("uneven", case) for case in uneven], init=False)]
+def said(seen: Seen) -> str:
+    parameters, world_size, strategy, mixed = seen.case
+    kind, ranks = "mixed precision" if mixed else "float32", f"{world_size} rank{'s' * (world_size > 1)}"
+    return f"{strategy}, {kind}, {parameters:,} parameters on {ranks}:"
 
 
-def _even(rng: Random, strategy: str) -> Case:
-    world_size = rng.choice((4, 8, 16, 64))
-    return Case(rng.randint(10**6, 10**9) * world_size, world_size, strategy, mixed=False)
+def whole(seen: Seen) -> dict[str, Any]:
+    """The bytes; what is no whole number is said to be another thing, for a float equals the whole number."""
+    return {name: n if type(n) is int else f"{n}, a {type(n).__name__}" for name, n in seen["value"].items()}
 
 
-def _uneven(rng: Random, strategy: str, mixed: bool, most: int) -> Case:
-    world_size = rng.choice((3, 7, 24))
-    # At most half a parameter over: rounding the bytes up instead is then another number.
-    parameters = 2 * rng.randint(most // 4, most // 2) * world_size + rng.randint(1, world_size // 2)
-    return Case(parameters, world_size, strategy, mixed)
+def otherwise(seen: Seen) -> str:
+    if not isinstance(seen["value"], dict) or len(seen["value"]) != 3:
+        return 'return a dictionary with "parameters", "gradients" and "state"'
+    parts = ("state", "gradients", "parameters")[: ("ddp", "zero1", "zero2", "zero3").index(seen.case[2])]
+    divides = f"divides the {' and the '.join(parts)}" if parts else "divides nothing"
+    return f"bytes for one parameter, times the parameters that a rank holds; {seen.case[2]} {divides}"
 
 
-def held(case: Case, each: tuple[int, ...] | None = None, divided: tuple[str, ...] | None = None, up: Callable = ceil):
-    """Return the bytes of each part on the fullest rank; with other arguments than the case, what a slip gives."""
-    parameters, world_size, strategy, mixed = case
-    each, divided = each or BYTES[mixed], DIVIDED[strategy] if divided is None else divided
-    # In whole numbers: ceil(a / b) is exact only while a fits in a float.
-    share = -(-parameters // world_size) if up is ceil else parameters // world_size
-    return [(share if name in divided else parameters) * size for name, size in zip(PARTS, each, strict=True)]
-
-
-def right(seen: Seen) -> Fault | None:
-    """The bytes of each part, as whole numbers."""
-    case, found, wanted = seen.case, seen["value"], held(seen.case)
-    if found == wanted and all(isinstance(number, int) for number in found):
-        return None
-    ranks = f"{case.world_size} rank{'s' * (case.world_size > 1)}"
-    kind = "mixed precision" if case.mixed else "float32"
-    expected = f"{case.strategy}, {kind}, {case.parameters:,} parameters on {ranks}: {_said(wanted)}"
-    if not (isinstance(found, list) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in found)):
-        return Fault(expected, str(found), cause='return a dictionary with "parameters", "gradients" and "state"')
-    return Fault(expected, _said(found), cause=_cause(case, found, wanted))
-
-
-def _said(numbers: list) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in zip(PARTS, numbers, strict=True))
-
-
-def _cause(case: Case, found: list, right: list) -> str:
-    parameters, world_size, strategy, mixed = case
-    if found != right and found == _bytes_rounded(case):
-        return "the bytes are rounded up: round up the parameters, which are not cut, then multiply by their bytes"
-    nearly = all(abs(ours - theirs) <= 1e-6 * theirs for ours, theirs in zip(found, right, strict=True))
-    if parameters > FLOATS_EXACT and nearly:
-        return "nearly: math.ceil(a / b) goes through a float, which is inexact here; -(-a // b) is exact"
-    floats = any(isinstance(number, float) for number in found)
-    if not floats and (named := next((cause for cause, guess in _slips(case) if found == guess), "")):
-        return named
-    if floats:
-        return "bytes are whole numbers, and these are floats: for large models they are inexact. Divide with //"
-    wrong = [number for number, name in enumerate(PARTS) if found[number] != right[number]]
-    for number in wrong if world_size > 1 else ():
-        name = PARTS[number]
-        if name in DIVIDED[strategy] and found[number] == held(case, divided=())[number]:
-            return f"{strategy} divides the {name} among the ranks"
-        if name not in DIVIDED[strategy] and found[number] == held(case, divided=PARTS)[number]:
-            return f"{strategy} does not divide the {name}: every rank holds all of them"
-    names = " and the ".join(PARTS[number] for number in wrong)
-    return f"look at the {names}: bytes for one parameter, times the parameters that a rank holds"
-
-
-def _bytes_rounded(case: Case) -> list[int]:
-    parts = zip(PARTS, BYTES[case.mixed], strict=True)
-    over = (case.world_size if name in DIVIDED[case.strategy] else 1 for name in PARTS)
-    return [-(-size * case.parameters // by) for (_, size), by in zip(parts, over, strict=True)]
-
-
-def _slips(case: Case) -> Iterator[tuple[str, list]]:
-    state = BYTES[case.mixed][2] // BYTES[case.mixed][0]
-    if case.mixed:
-        wrong = {
-            (2, 2, 8): "the float32 copy of the weights is missing in the state: 4 + 4 + 4 bytes",
-            (6, 2, 8): "the float32 copy of the weights belongs to the state: only the optimizer reads it",
-            (2, 4, 12): "in mixed precision the gradients are in bfloat16 too, 2 bytes each",
-            (2, 2, 10): "the master copy is float32: 4 bytes",
-            (2, 2, 6): "both moments and the copy of the weights are float32: 4 bytes each, not 2",
-            (2, 2, 4): "Adam's two moments are float32 also in mixed precision, and there is a master copy",
-            BYTES[False]: "this is float32 throughout; mixed is True here",
-        }
-    else:
-        wrong = {
-            (4, 4, 12): "a master copy is needed in mixed precision only: in float32 it is the weight",
-            BYTES[True]: "this is mixed precision; mixed is False here",
-            (4, 4, 4): "Adam keeps two numbers for each parameter",
-        }
-    yield from ((cause, held(case, each)) for each, cause in wrong.items())
-    yield "the fullest rank decides: where it does not divide evenly, round the share up", held(case, up=int)
-    yield "these are numbers, not bytes", held(case, (1, 1, state))
-    mine = " and the ".join(DIVIDED[case.strategy])
-    for other, divided in DIVIDED.items():
-        does = f"divides the {mine}" if mine else "divides nothing"
-        yield f"this is what {other} holds; {case.strategy} {does}", held(case, divided=divided)
-
+MISTAKES = """
+no master copy | all | the float32 copy of the weights is missing in the state: 4 + 4 + 4 bytes
+    12 if mixed => 8 if mixed
+master copy among the parameters | all | the float32 copy of the weights belongs to the state; only Adam reads it
+    12 if mixed => 8 if mixed
+    "parameters": 2 => "parameters": 6
+float32 gradients | all | in mixed precision the gradients are in bfloat16 too, 2 bytes each
+    "gradients": 2 => "gradients": 4
+half a master copy | all | the master copy is float32: 4 bytes
+    12 if mixed => 10 if mixed
+moments and master copy in 16 bits | all | both moments and the copy of the weights are float32: 4 bytes each, not 2
+    12 if mixed => 6 if mixed
+a master copy in float32 | all | a master copy is needed in mixed precision only: in float32 it is the weight
+    else 8 => else 12
+one moment | all | Adam keeps two numbers for each parameter
+    else 8 => else 4
+`mixed` is not read | all | this is float32 throughout; where mixed is True, each part has other bytes
+    if mixed => if False
+the share rounded down | uneven | the fullest rank decides: where it does not divide evenly, round the share up
+    -(-parameters // world_size) => parameters // world_size
+the bytes rounded up | uneven
+| the bytes are rounded up: round up the parameters, which are not cut, then multiply by their bytes
+    size * (share if place < divided else parameters) => -(-size * parameters // (world_size if place < divided else 1))
+ceiling of a float | uneven | nearly: math.ceil(a / b) goes through a float, which is inexact here; -(-a // b) is exact
+    share = -(-parameters // world_size) => share = __import__("math").ceil(parameters / world_size)
+floats | zero1 zero2 zero3 uneven
+| bytes are whole numbers, and these are floats: for large models they are inexact. Divide with //
+    -(-parameters // world_size) => parameters / world_size
+the master copy stays whole | zero1 zero2 zero3 uneven | the state is divided with all its 12 bytes, the master copy too
+    else parameters) => else parameters) + 4 * (parameters - share) * (part == "state" and mixed and divided > 0)
+ZeRO-1 divides the gradients too | zero1 uneven | this is what zero2 holds; zero1 divides the state alone
+    "zero1": 1 => "zero1": 2
+ZeRO-3 leaves the parameters whole | zero3 uneven | this is what zero2 holds; zero3 divides the parameters, too
+    "zero3": 3 => "zero3": 2
+all that is over on one rank | uneven | several ranks have one parameter more, none has two more: round the share up
+    -(-parameters // world_size) => parameters // world_size + parameters % world_size
+a table of factors, the parts in the wrong order | zero1 zero2 uneven | zero1 divides the state | tests
+    def bytes_on_a_rank(parameters, world_size, strategy, mixed):
+        found = dict(zip(("parameters", "gradients", "state"), (2, 2, 12) if mixed else (4, 4, 8)))
+        whole = {"ddp": 3, "zero1": 2, "zero2": 1, "zero3": 0}[strategy]
+        for number, (name, each) in enumerate(reversed(found.items())):
+            found[name] = each * (parameters if number < whole else -(-parameters // world_size))
+        return found
+three numbers in a row | all | return a dictionary with "parameters", "gradients" and "state" | tests
+    def bytes_on_a_rank(parameters, world_size, strategy, mixed):
+        two, stage = 2 if mixed else 4, 0 if strategy == "ddp" else int(strategy[-1])
+        share = [parameters if stage < n else -(-parameters // world_size) for n in (3, 2, 1)]
+        return two * share[0], two * share[1], (12 if mixed else 8) * share[2]
+an endless loop | all | endless loop | hangs
+    share = => while True:
+        pass
+    share =
+"""
 
 ARITHMETIC = exercise(
-    "17.1",
-    "What a rank holds",
-    "bytes_on_a_rank",
-    15,
+    *("17.1", "What a rank holds", "bytes_on_a_rank", 15),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=said,
+    mistakes=MISTAKES,
     checks={
-        "ddp": ("DDP: all of it on every rank", 1, right, "ddp"),
-        "zero1": ("ZeRO-1: the state is divided", 1, right, "zero1"),
-        "zero2": ("ZeRO-2: the gradients too", 1, right, "zero2"),
-        "zero3": ("ZeRO-3: the parameters too", 1, right, "zero3"),
-        "uneven": ("the fullest rank, where it does not divide evenly", 1, right, "uneven"),
+        key: (words, 1, key, whole, otherwise)
+        for key, words in (
+            ("ddp", "DDP: all of it on every rank"),
+            ("zero1", "ZeRO-1: the state is divided"),
+            ("zero2", "ZeRO-2: the gradients too"),
+            ("zero3", "ZeRO-3: the parameters too"),
+            ("uneven", "the fullest rank, where it does not divide evenly"),
+        )
     },
     hints={
         r"KeyError": 'the strategies are "ddp", "zero1", "zero2" and "zero3"',

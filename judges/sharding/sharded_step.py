@@ -1,49 +1,28 @@
 """17.2 `ShardedStep`: does each rank keep a share of the optimizer's state, and do all end with the same parameters?
 
 The optimizer is written here: every rank would have to load torch.optim first. It counts its own state, so the judge
-sees who keeps what. What travels is counted in bytes: each value is needed by every other rank, once.
+sees who keeps what. How the parameters are dealt, and in how many messages they travel, is free.
 
 Read next: `cut_layers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from ddp_course.grading.answer.isolated import plain
-from ddp_course.grading.exercise import Fault
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.compare import close, short
-from ddp_course.grading.vocabulary.expect import exercise, once
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
-STEPS, RATE, TOLERANCE = 3, 0.1, 1e-10
+STEPS, RATE = 3, 0.1
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
-FORGETS = "an optimizer made again in each step forgets its moments; make it once, in __init__"
-
-
-class Case(NamedTuple):
-    """How many elements each parameter has; the same parameters and gradients on every rank."""
-
-    sizes: list[int]
-    seed: int
-
-    def start(self) -> list[nn.Parameter]:
-        """Return the parameters as every rank begins with them."""
-        chance = torch.Generator().manual_seed(self.seed)
-        # Two dimensions, as most weights have; a learner may have to flatten them.
-        return [nn.Parameter(torch.randn(n // 2, 2, generator=chance, dtype=torch.float64)) for n in self.sizes]
-
-    def give_gradients(self, parameters: list[nn.Parameter], step: int) -> None:
-        """Fill .grad as DDP leaves it: equal on every rank."""
-        chance = torch.Generator().manual_seed(1000 * step + self.seed)
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=chance, dtype=torch.float64) + 0.3
+Case = tuple[list[int], int]  # how many elements each parameter has, and a seed
 
 
 class Adam:
@@ -67,34 +46,41 @@ class Adam:
 
 def act(cls, case: Case, rank: int, world_size: int) -> Note:
     """Take some steps; note who keeps state, the parameters after each, and what travelled."""
-    parameters, made, strangers = case.start(), [], []
-    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    sizes, seed = case
+    chance = torch.Generator().manual_seed(seed)
+    # Two dimensions, as most weights have; a learner may have to flatten them.
+    parameters = [nn.Parameter(torch.randn(n // 2, 2, generator=chance, dtype=torch.float64)) for n in sizes]
+    numbers, made = {parameter: number for number, parameter in enumerate(parameters)}, []
 
     def make_optimizer(chosen: Any) -> Adam:
         made.append(Adam(list(chosen)))
-        strangers.extend(parameter for parameter in made[-1].parameters if parameter not in numbers)
         return made[-1]
 
     with observe.Collectives() as dealt:
         optimizer = cls(rank, world_size, parameters, make_optimizer)
     values, sent = [_plain(parameters)], []
-    for step in range(STEPS):
-        case.give_gradients(parameters, step)
+    for _ in range(STEPS):
+        for parameter in parameters:  # as DDP leaves it: equal on every rank
+            parameter.grad = torch.randn(parameter.shape, generator=chance, dtype=torch.float64) + 0.3
         with observe.Collectives() as seen:
             optimizer.step()
         values.append(_plain(parameters))
         sent.append([(call.op, call.n_bytes) for call in seen.calls])
-    kept = [numbers[parameter] for each in made for parameter in each.state if parameter in numbers]
-    same = list(map(id, parameters)) == list(map(id, numbers))
-    dealt = ", ".join(call.op for call in dealt.talks)
-    return Note(same=same, kept=kept, values=values, sent=sent, made=len(made), strangers=len(strangers), dealt=dealt)
+    return Note(
+        same=list(map(id, parameters)) == list(map(id, numbers)),
+        kept=[numbers[parameter] for each in made for parameter in each.state if parameter in numbers],
+        strangers=any(parameter not in numbers for each in made for parameter in each.parameters),
+        dealt=[call.op for call in dealt.talks],
+        values=values,
+        sent=sent,
+    )
 
 
 def _plain(parameters: list[nn.Parameter]) -> list[list[float]]:
     return [plain(parameter.detach().flatten()) for parameter in parameters]
 
 
-def rounds(rng: Random) -> list[Round]:
+def cases(rng: Random) -> list[Round]:
     """A model with few large parameters, and one with many of about the same size, on other numbers of ranks.
 
     On the larger number also one of equal parameters: filling one rank after the other leaves too many for the last.
@@ -108,163 +94,164 @@ def rounds(rng: Random) -> list[Round]:
     chosen = {world: [(name, sizes)] for (name, sizes), world in zip(models.items(), worlds, strict=True)}
     chosen[max(worlds)].append(("equal", [2 * rng.randint(20, 60)] * (2 * max(worlds) - 1)))
     return [
-        Round(world, [(name, Case(sizes, rng.randint(0, 10**6))) for name, sizes in cases])
-        for world, cases in chosen.items()
+        Round(world, [(name, (sizes, rng.randint(0, 10**6))) for name, sizes in named])
+        for world, named in chosen.items()
     ]
 
 
-def _all_ranks(seen: Seen) -> list[Seen]:
-    return [seen.of(rank) for rank in range(seen.world_size)]
-
-
-def share(seen: Seen) -> Fault | None:
-    """Each parameter is in the state of exactly one rank."""
-    count = len(seen.case.sizes)
-    expected = f"of {count} parameters, each in the state of exactly one rank"
-    for each in _all_ranks(seen):
-        if len(set(each["kept"])) == count:
-            cause = "every rank keeps the state of all parameters; make the optimizer of this rank's share alone"
-            return Fault(expected, f"{count} parameters", each.rank, cause)
-        if not each["same"]:
-            cause = "write into the parameters; a model and the next step hold these, not new ones"
-            return Fault("the list with the same parameters", "other objects in it", each.rank, cause)
-        if each["strangers"]:
-            cause = "give make_optimizer the parameters themselves: no copies, and no views"
-            return Fault(expected, f"{each['strangers']} tensors that are none of the parameters", each.rank, cause)
-        if each["made"] > 1 and len(each["kept"]) > len(set(each["kept"])):
-            return Fault(expected, f"{each['made']} optimizers", each.rank, FORGETS)
-    for number in range(count):
-        owners = [each.rank for each in _all_ranks(seen) if number in each["kept"]]
-        if not owners:
-            cause = "nobody steps it; every parameter needs an owner, also when the count does not divide evenly"
-            return Fault(expected, f"parameter {number} on no rank", cause=cause)
-        if len(owners) > 1:
-            cause = "two ranks step it; the shares must be disjoint, and every rank must deal them out in the same way"
-            return Fault(expected, f"parameter {number} on the ranks {owners}", cause=cause)
-    return None
+def share(seen: Seen) -> dict[str, Any]:
+    kept = [number for each in seen.everyone for number in each["kept"]]
+    return {
+        "the list holds the same parameters": seen["same"],
+        "make_optimizer is given other tensors": seen["strangers"],
+        "how often the state of each parameter is kept": [kept.count(number) for number in range(len(seen.case[0]))],
+    }
 
 
 def _loads(seen: Seen) -> list[int]:
-    return [sum(seen.case.sizes[number] for number in set(each["kept"])) for each in _all_ranks(seen)]
+    return [sum(seen.case[0][number] for number in set(each["kept"])) for each in seen.everyone]
 
 
-def balance(seen: Seen) -> Fault | None:
-    """No rank keeps more than the mean and the largest parameter."""
-    sizes, kept = seen.case.sizes, _loads(seen)
-    limit, rank = sum(sizes) / seen.world_size + max(sizes), kept.index(max(kept))
-    expected = f"at most {limit:.0f} elements on a rank, the mean and the largest parameter"
-    if not sum(kept):
-        return Fault(expected, "no state on any rank", cause="nobody has stepped the optimizer it made")
-    if kept[rank] <= limit:
-        return None
-    cause = (
-        "this rank keeps the state of all parameters"
-        if len(set(seen.of(rank)["kept"])) == len(sizes)
-        else "deal out elements, not numbers of parameters: the next one goes to the rank with fewest elements so far"
-    )
-    return Fault(expected, f"{kept[rank]} of {sum(sizes)} elements", rank, cause)
+def balance(seen: Seen) -> str:
+    (sizes, _), loads = seen.case, _loads(seen)
+    if not any(loads):
+        return "no state on any rank"
+    fits = loads[seen.rank] <= sum(sizes) / seen.world_size + max(sizes)
+    return "at most the mean and the largest parameter" if fits else f"{loads[seen.rank]} of {sum(sizes)} elements"
 
 
-def truth(case: Case, forgetful: bool = False) -> list[list[list[float]]]:
-    """Return all parameters at the start and after each step in one process."""
-    parameters = case.start()
-    found, optimizer = [_plain(parameters)], Adam(parameters)
-    for step in range(STEPS):
-        case.give_gradients(parameters, step)
-        optimizer = Adam(parameters) if forgetful else optimizer
-        optimizer.step()
-        found.append(_plain(parameters))
-    return found
+def values(seen: Seen) -> dict[str, dict]:
+    return {
+        f"after step {step}," if step else "before the first step,": {f"parameter {n}": x for n, x in enumerate(found)}
+        for step, found in enumerate(seen["values"])
+    }
 
 
-def values(seen: Seen) -> Fault | None:
-    """All parameters, on all ranks, are those of one process after each step."""
-    right = truth(seen.case)
-    for step, wanted in enumerate(right):
-        for each in _all_ranks(seen):
-            for number, expected in enumerate(wanted):
-                found = each["values"][step][number]
-                if not close(found, expected, TOLERANCE):
-                    shown = f"after step {step}, parameter {number} is {short(expected)}"
-                    causes = (cause for cause, value in _slips(each, step, number) if close(found, value, TOLERANCE))
-                    otherwise = "the owner's new value, bit for bit, belongs here"
-                    return Fault(shown, short(found), each.rank, next(causes, otherwise))
-    return None
-
-
-def _slips(seen: Seen, step: int, number: int) -> Iterator[tuple[str, list[float]]]:
-    found = seen["values"][step][number]
-    yield (
-        (
-            "its owner has not stepped it, or an old value came back over the new one"
-            if number in seen["kept"]
-            else "the value of before this step: the new one has not arrived. Send after the step, from its owner, and "
-            "write it into the parameter"
-        ),
-        seen["values"][step - 1][number],
-    )
-    yield FORGETS, truth(seen.case, forgetful=True)[step][number]
-    if not any(each["sent"][step - 1] for each in _all_ranks(seen)):
-        yield "nothing was sent", found
-    for other, theirs in enumerate(truth(seen.case)[step]):
-        if other != number:
-            yield f"this is parameter {other}: send and unpack in the same order on every rank", theirs[: len(found)]
-    everyones = zip(*(each["values"][step][number] for each in _all_ranks(seen)), strict=True)
-    mean = [sum(value) / seen.world_size for value in everyones]
-    yield "the owner's value was mixed with the old ones of the other ranks; a broadcast mixes nothing", mean
-
-
-def messages(seen: Seen) -> Fault | None:
+def messages(seen: Seen) -> dict[str, Any]:
     """Count what arrives: a broadcast brings its bytes, an all_gather as many as each rank gives, times the ranks."""
-    if seen["dealt"]:
-        cause = "all ranks have the same list, so the same rule deals it alike on all of them"
-        return Fault("no message before the first step", seen["dealt"], seen.rank, cause)
-    need, w, fullest = 8 * sum(seen.case.sizes), seen.world_size, 8 * max(_loads(seen))
+    need, w, fullest = 8 * sum(seen.case[0]), seen.world_size, 8 * max(_loads(seen))
     # Room for an all_gather that pads all shares to the fullest one, and for objects, which travel packed.
     most = max(1.7 * need, 1.1 * fullest * w if fullest < need else 0) + 1500
-    for calls in seen["sent"]:
-        came = sum(n_bytes * (w if "gather" in op else 1) for op, n_bytes in calls)
-        if found := next((op for op, _ in calls if op in SUMS), ""):
-            cause = (
-                "the gradients are averaged already, and new values need no sum: an all_reduce sends about twice the "
-                "bytes. Let each owner broadcast, or use all_gather"
-            )
-        elif came > most:
-            cause = "send the parameters alone, each from its owner: no moments, no gradients, nothing twice"
-        elif came < need * (w - 1) / w / 2:
-            cause = "too little was sent: the other ranks lack the new values"
-        else:
-            continue
-        expected = f"in each step the new values travel once, {need} bytes, and nothing else"
-        return Fault(expected, found or f"{came} bytes", seen.rank, cause)
-    return None
+    came = [sum(n_bytes * (w if "gather" in op else 1) for op, n_bytes in calls) for calls in seen["sent"]]
+    odd = next((n for n in came if not need * (w - 1) / w / 2 <= n <= most), need)
+    sums = sorted({op for calls in seen["sent"] for op, _ in calls if op in SUMS})
+    return {"before the first step": seen["dealt"], "in a step": sums or f"{odd} bytes"}
 
+
+def stale(seen: Seen) -> str:
+    steps = (zip(before, after, strict=True) for before, after in pairwise(seen["values"]))
+    if any(one == other for step in steps for one, other in step):
+        return "the value of before this step: send after the step, from its owner, and write it into the parameter"
+    return "the owner's new value, bit for bit, belongs here"
+
+
+ELEMENTS = "deal out elements, not numbers of parameters: the next one goes to the rank with fewest elements so far"
+MISTAKES = """
+all state on every rank | share balance messages
+| every rank keeps the state of all parameters; make the optimizer of this rank's share alone
+    [p for p, owner in self.owner.items() if owner == rank] => parameters
+    dist.broadcast(parameter.detach(), src=owner) => pass
+copies | share balance values | give make_optimizer the parameters themselves: no copies, and no views
+    [p for p, owner => [p.clone() for p, owner
+the list gets new parameters | share values
+| write into the parameters; a model and the next step hold these, not new ones
+    self.owner, loads => self.parameters = parameters
+    self.owner, loads
+    src=owner) => src=owner)
+    self.parameters[:] = [nn.Parameter(p.detach().clone()) for p in self.owner]
+an optimizer for each step | share values
+| an optimizer made again in each step forgets its moments; make it once, in __init__
+    self.optimizer = make => self.make = lambda: make
+    self.optimizer.step() => self.make().step()
+the rest has no owner | share balance values
+| nobody steps it; every parameter needs an owner, also when the count does not divide evenly
+    self.optimizer = make => each = (len(parameters) - 1) // world_size
+    self.owner = {p: i // each for i, p in enumerate(parameters) if i // each < world_size}
+    self.optimizer = make
+dealt in turn | balance | deal out elements, not numbers of parameters: the next one goes to the rank with fewest
+    loads.index(min(loads)) => len(self.owner) % world_size
+the last rank gets what is left | balance
+| the ranks are filled one after the other; the next one goes to the rank with fewest elements so far
+    self.owner[parameter] = loads.index(min(loads)) => last = max(sum(map(bool, loads)) - 1, 0)
+    full = loads[last] and loads[last] + parameter.numel() > sum(p.numel() for p in parameters) / world_size
+    self.owner[parameter] = min(last + bool(full), world_size - 1)
+sent before the step | values | send after the step, from its owner, and write it into the parameter
+    self.optimizer.step() => for parameter, owner in self.owner.items():
+        dist.broadcast(parameter.detach(), src=owner)
+    self.optimizer.step()
+    return
+all from rank 0 | values | its owner has stepped it, and an old value came back over the new one: send from its owner
+    src=owner => src=0
+received into a copy | values | the new value is not in the parameter: receive it into the parameter, or copy_ it there
+    dist.broadcast(parameter.detach() => dist.broadcast(parameter.detach().clone()
+nothing is sent | values messages | the new values have not arrived: nothing was sent
+    dist.broadcast(parameter.detach(), src=owner) => pass
+summed with zeros | messages
+| new values need no sum, and gradients are averaged already: an all_reduce sends about twice the bytes; broadcast
+    dist.broadcast(parameter.detach(), src=owner) => parameter.data *= owner == dist.get_rank()
+    dist.all_reduce(parameter.data)
+averaged | values messages
+| the owner's value was mixed with the old ones of the other ranks; a broadcast mixes nothing
+    dist.broadcast(parameter.detach(), src=owner) => dist.all_reduce(parameter.data)
+    parameter.data /= dist.get_world_size()
+gradients travel | messages | send the parameters alone, each from its owner: no moments, no gradients, nothing twice
+    src=owner) => src=owner)
+    dist.broadcast(parameter.grad, src=0)
+the owners are sent round | messages
+| all ranks have the same list, so the same rule deals it alike on all of them: no message before the first step
+    self.optimizer = make => dist.broadcast_object_list([*self.owner.values()])
+    self.optimizer = make
+into a leaf | all | autograd is not to record this: use parameter.detach(), or torch.no_grad()
+    dist.broadcast(parameter.detach(), src=owner) => new = parameter.detach().clone()
+    dist.broadcast(new, src=owner)
+    parameter.copy_(new)
+the last rank leaves | all | a rank waits in a collective that another one never calls | hangs
+    for parameter, owner in self.owner.items(): => if dist.get_rank() == dist.get_world_size() - 1:
+        return
+    for parameter, owner in self.owner.items():
+only the values are dealt | share balance | make the optimizer of this rank's share alone | tests
+    class ShardedStep:
+        def __init__(self, rank, world_size, parameters, make_optimizer):
+            self.world_size, self.parameters, self.optimizer = world_size, parameters, make_optimizer(parameters)
+
+        def step(self):
+            self.optimizer.step()
+            for number, parameter in enumerate(self.parameters):
+                dist.broadcast(parameter.data, src=number % self.world_size)
+every rank steps all | share balance messages | make the optimizer of this rank's share alone | tests
+    class ShardedStep:
+        def __init__(self, rank, world_size, parameters, make_optimizer):
+            self.optimizer = make_optimizer(parameters)
+
+        def step(self):
+            self.optimizer.step()
+"""
 
 SHARDED_STEP = exercise(
-    "17.2",
-    "A share of the optimizer",
-    "ShardedStep",
-    30,
+    *("17.2", "A share of the optimizer", "ShardedStep", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    tolerance=1e-10,
+    said=lambda seen: f"{len(seen.case[0])} parameters on {seen.world_size} ranks:",
+    mistakes=MISTAKES,
     checks={
-        "share": ("each parameter's state is on one rank", 2, once(share), "falling mixed"),
-        "balance": ("no rank keeps much more than the others", 1, once(balance), "falling mixed equal"),
-        "values": ("all parameters, on all ranks, are those of one process", 2, once(values), "falling mixed"),
-        "messages": ("the new values travel once, and nothing else", 2, messages, "falling mixed"),
+        "share": ("each parameter's state is on one rank", 2, "falling mixed", share,
+                  "deal disjoint shares, in the same way on every rank, and each parameter to one of them"),
+        "balance": ("no rank keeps much more than the others", 1, "falling mixed equal", balance, ELEMENTS),
+        "values": ("all parameters, on all ranks, are those of one process", 2, "falling mixed", values, stale),
+        "messages": ("the new values travel once, and nothing else", 2, "falling mixed", messages,
+                     "each new value travels once, from its owner to all ranks: by a broadcast, or an all_gather"),
     },
-    refused=("ddp_course.beyond.sharded_optimizer.ShardedOptimizer", "ddp_course.beyond.sharded_optimizer.deal"),
     hints={
         r"leaf Variable that requires grad|view of a leaf": "autograd is not to record this: use parameter.detach(), "
         "or torch.no_grad()",
         r"has no attribute 'param_groups'|has no attribute 'zero_grad'": "the optimizer here has step() alone",
-        "disagree: (?s)called broadcast.*called broadcast": "every rank calls each broadcast, the "
-        "owner and the receivers, in one order and with one shape",
+        "disagree: (?s)called broadcast.*called broadcast": "every rank calls each broadcast, the owner and the "
+        "receivers, in one order and with one shape",
         r"waited in": "a rank waits in a collective that another one never calls: every rank calls each broadcast, the "
         "owner and the receivers",
         "sizes; disagree: different sizes; (?i)enforce fail|Connection closed|size mismatch|same shape|same size": ""
-        "the ranks sent "
-        "tensors of different sizes; a broadcast needs a tensor of one shape on every rank, and an all_gather the same "
-        "size from every rank",
+        "the ranks sent tensors of different sizes; a broadcast needs a tensor of one shape on every rank, and an "
+        "all_gather the same size from every rank",
     },
-)
+)  # fmt: skip

@@ -6,67 +6,60 @@ The cases differ from equal replicas in one number, so small that rounding must 
 from __future__ import annotations
 
 from random import Random
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ddp_course.grading.answer.isolated import plain
-from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.expect import all_of, exercise, once, speaks
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 
-# What a wrong answer missed.
-KINDS = {
-    "equal": "these replicas are equal, bit for bit",
-    "last": "compare with every rank, also with the last one",
-    "swapped": "two numbers have changed places, so sums and means are as before; compare number by number",
-    "buffer": "parameters are equal, a buffer is not; model.state_dict() has both",
-    "frozen": "a parameter that is not trained differs; it is a parameter all the same",
-    "tiny": "the difference is the last bit of one number; compare exactly, in its own dtype, without a tolerance",
-    "counter": "a whole number differs that no float32 holds; compare each tensor in its own dtype",
-    "first": "here rank 0 is the one that differs from all others",
+KINDS = {  # what differs, and the change that one rank makes
+    "equal": ("equal replicas", lambda model: None),
+    "last": ("the last rank differs", lambda model: model[2].weight[-1, -1].add_(1)),
+    "first": ("rank 0 differs from all others", lambda model: model[2].weight[0, 0].sub_(0.5)),
+    "swapped": (
+        "two numbers have changed places, sums are as before",
+        lambda model: swap(model[2].weight),
+    ),
+    "buffer": ("parameters are equal, a buffer is not", lambda model: model[1].running_mean[2].fill_(0.125)),
+    "frozen": ("a parameter that is not trained differs", lambda model: model[0].bias[1].add_(1)),
+    "tiny": ("the last bit of one float64 number differs", lambda model: model[2].weight[0, 1].add_(2**-52)),
+    "counter": ("a whole number differs that no float32 holds", lambda model: model[1].num_batches_tracked.add_(1)),
 }
 
 
-class Case(NamedTuple):
-    """Replicas that differ in this way."""
-
-    kind: str
-    seed: int
-
-    def model(self, rank: int, world_size: int) -> nn.Module:
-        """Return this rank's replica."""
-        torch.manual_seed(self.seed)
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-        model[0].requires_grad_(False)
-        if self.kind == "tiny":
-            model.double()
-            model[2].weight.data[0, 1] = 1.5 + 2**-52 * (rank == 1)  # a sum over the ranks rounds it away
-        last, weight = rank == world_size - 1, model[2].weight.data
-        if self.kind == "last" and last:
-            weight[-1, -1] += 1
-        if self.kind == "first" and rank == 0:
-            weight[0, 0] -= 0.5
-        if self.kind == "swapped" and last:
-            weight[0, 0], weight[1, 3] = weight[1, 3].clone(), weight[0, 0].clone()
-        if self.kind == "buffer" and last:
-            model[1].running_mean[2] = 0.125
-        if self.kind == "counter":
-            model[1].num_batches_tracked += 2**24 + last
-        if self.kind == "frozen" and last:
-            model[0].bias.data[1] += 1
-        return model
+def swap(weight: torch.Tensor) -> None:
+    weight[0, 0], weight[1, 3] = weight[1, 3].clone(), weight[0, 0].clone()
 
 
-def act(function, case: Case, rank: int, world_size: int) -> Note:
+@torch.no_grad()
+def replica(kind: str, seed: int, rank: int, world_size: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    model[1].num_batches_tracked += 2**24
+    if kind == "tiny":
+        model.double()[2].weight[0, 1] = 1.5
+    if rank == {"first": 0, "tiny": 1}.get(kind, world_size - 1):  # a sum over the ranks rounds a bit of rank 1's away
+        KINDS[kind][1](model)
+    return model
+
+
+def cases(rng: Random) -> list[Round]:
+    """All kinds on three ranks, then on another number."""
+    seed = rng.randrange(10**6)
+    sizes = (3, rng.choice((2, 4)))
+    return [Round(w, [(f"{kind}-{n}", (kind, seed + n)) for kind in KINDS]) for n, w in enumerate(sizes)]
+
+
+def act(function, case: tuple[str, int], rank: int, world_size: int) -> Note:
     """Note the result, and whether the model was left alone."""
-    model, before = case.model(rank, world_size), case.model(rank, world_size)
+    model, before = replica(*case, rank, world_size), replica(*case, rank, world_size)
     result = plain(function(rank, world_size, model))
-    if result in (0, 1):
-        result = bool(result)  # a tensor with one element is an answer, too
-    same = _modes(model) == _modes(before) and all(map(torch.equal, _tensors(model), _tensors(before)))
-    return Note(value=result, kept=same)
+    result = bool(result) if result in (0, 1) else result  # a tensor with one element is an answer, too
+    kept = all(map(torch.equal, _tensors(model), _tensors(before))) and _modes(model) == _modes(before)
+    return Note(value=result, kept=kept)
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
@@ -77,58 +70,80 @@ def _modes(model: nn.Module) -> list:
     return [(t.dtype, t.requires_grad) for t in _tensors(model)] + [part.training for part in model.modules()]
 
 
-def rounds(rng: Random) -> list[Round]:
-    """All cases on three ranks, then on another number."""
-    seed = rng.randrange(10**6)
-    return [
-        Round(world_size, [(f"{kind}-{name}", Case(kind, seed + number)) for kind in KINDS])
-        for number, (name, world_size) in enumerate({"three": 3, "more": rng.choice((2, 4))}.items())
-    ]
+def found(seen: Seen) -> object:
+    """Who always says True is right about equal replicas, and knows nothing."""
+    return seen["value"] if seen["calls"] else "no collective was called"
 
 
-def found(seen: Seen) -> Fault | None:
-    """All ranks say what is right."""
-    right, everyone = seen.case.kind == "equal", [note["value"] for note in seen.everyone]
-    rank = next((rank for rank, value in enumerate(everyone) if value is not right), None)
-    if rank is None:
-        return None
-    cause = KINDS[seen.case.kind]
-    if any(not isinstance(value, bool) for value in everyone):
-        rank, cause = None, "return True or False on every rank"
-    elif not all(note["kept"] for note in seen.everyone):
-        rank, cause = None, "the collective changed the model itself, and what was to be compared with; work on copies"
-    elif len(set(everyone)) > 1:
-        cause = "the ranks do not agree: each one's finding must reach all, or a program goes on here and stops there"
-    return Fault(f"{right} on each of {len(everyone)} ranks", repr(everyone), rank, cause)
+def kept(seen: Seen) -> str:
+    return ("the model as it was" if seen["kept"] else "a changed one") if seen["calls"] else "no collective"
 
 
-def kept(seen: Seen) -> Fault | None:
-    """The model is as it was."""
-    cause = "something changed the model's own tensors, or its mode; work on copies"
-    return None if seen["kept"] else Fault("the model as it was", "a changed one", seen.rank, cause)
+MISTAKES = """
+sums | hidden | two numbers that change places leave a sum as it was; compare number by number
+    torch.equal(mine, theirs) => torch.equal(mine.sum(), theirs.sum())
+parameters only | hidden | parameters are equal, a buffer is not; model.state_dict() has both
+    model.state_dict().values() => [each.detach() for each in model.parameters()]
+with a tolerance | hidden | last digits differ; compare exactly, in each tensor's own dtype, without a tolerance
+    torch.equal => torch.allclose
+one dtype for all | hidden | a whole number differs that no float32 holds; compare each tensor in its own dtype
+    torch.equal(mine, theirs) => torch.equal(mine.to(model[0].weight.dtype), theirs.to(model[0].weight.dtype))
+ranks do not agree | different hidden | the ranks do not agree: each one's finding must reach all
+    dist.all_reduce(differences) => pass
+rank 0 is taken for all | different hidden | rank 0's finding is taken for all; a difference from it is found elsewhere
+    dist.all_reduce(differences) => dist.broadcast(differences, src=0)
+the number of differences | equal different hidden | return True or False on every rank
+    return differences.item() == 0 => return differences.item() + 2
+into the model | kept | the model's own tensors were overwritten; broadcast into a copy
+    theirs = mine.clone() => mine, theirs = mine.clone(), mine
+turns gradients off | kept | the model's mode has changed; leave it as it is
+    differences = torch.tensor(0) => differences = torch.tensor(0)
+    model.requires_grad_(False)
+stops at the first difference | all | one that has found a difference must still call every collective | tests
+    differences += not torch.equal(mine, theirs) => if not torch.equal(mine, theirs):
+        return False
+always true | all | no rank can know what the others hold | tests
+    def replicas_equal(rank, world_size, model):
+        return True
+hashes of what is printed | hidden | compare every number of state_dict(), exactly | tests
+    def replicas_equal(rank, world_size, model):
+        texts = [None] * world_size
+        dist.all_gather_object(texts, str(model.state_dict()))
+        return len(set(texts)) == 1
+"""
+
+SILENT = "no collective was called, so no rank can know what the others hold"
 
 
-def _on_all(*kinds: str) -> str:
-    return " ".join(f"{kind}-{name}" for name in ("three", "more") for kind in kinds)
+def checks(*kinds: str) -> str:
+    return " ".join(f"{kind}-{n}" for n in (0, 1) for kind in kinds)
 
 
-HIDDEN = ("swapped", "buffer", "frozen", "tiny", "counter")
-right = all_of(once(found), speaks())  # who always says True is right about equal replicas, and knows nothing
 REPLICAS = exercise(
-    "00.2",
-    "Are the replicas equal?",
-    "replicas_equal",
-    15,
+    *("00.2", "Are the replicas equal?", "replicas_equal", 15),
+    cases=cases,
     act=act,
-    rounds=rounds,
+    said=lambda seen: f"{KINDS[seen.case[0]][0]}, on {seen.world_size} ranks:",
+    mistakes=MISTAKES,
     checks={
-        "equal": ("equal replicas are told as equal", 1, right, _on_all("equal")),
-        "different": ("a rank that differs is found, and all ranks say so", 2, right, _on_all("last", "first")),
-        "hidden": ("swapped numbers, any buffer, a last bit", 2, right, _on_all(*HIDDEN)),
-        "kept": ("the model is left alone", 1, all_of(kept, speaks()), _on_all(*KINDS)),
+        "equal": ("equal replicas are told as equal", 1, checks("equal"), found, SILENT),
+        "different": ("a rank that differs is found, and all ranks say so", 2, checks("last", "first"), found,
+                      f"compare every number with every rank's; or {SILENT}"),
+        "hidden": ("swapped numbers, any buffer, a last bit", 2,
+                   checks("swapped", "buffer", "frozen", "tiny", "counter"), found,
+                   f"compare every number of state_dict(), exactly, in the tensor's own dtype; or {SILENT}"),
+        "kept": ("the model is left alone", 1, checks(*KINDS), kept, SILENT),
     },
     hints={
-        "absent|disagree|cut-off": "a rank went on without the others; one that "
-        "has found a difference must still call every collective",
+        "absent|disagree|cut-off": "a rank went on without the others; one that has found a difference must still "
+        "call every collective",
     },
-)
+    right="""
+gathered into one tensor
+    def replicas_equal(rank, world_size, model):
+        flat = torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()])
+        everyone = torch.empty(world_size * len(flat)).double()
+        dist.all_gather_into_tensor(everyone, flat)
+        return torch.equal(everyone, everyone[: len(flat)].repeat(world_size))
+""",
+)  # fmt: skip

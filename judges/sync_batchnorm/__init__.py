@@ -1,7 +1,7 @@
 """The exercises of lesson 08: what if a layer looks at the whole batch?
 
-Each file says what happens on the ranks, which rows a seed gives, and what is expected: what one process computes that
-has them all. Start with `rows.py`.
+Each file says which rows a seed gives, what happens on the ranks, and how an answer is compared with the solution.
+Start with `rows.py`.
 """
 
 from judges.sync_batchnorm.backward import BACKWARD

@@ -1,8 +1,7 @@
 """08.4 `agrees(rank, world_size, make_layer)`: does the learner's own test find what is wrong with a SyncBatchNorm?
 
 Right are the course's layer and one that lets autograd find the way back. The mistakes are the second one with a knob
-turned.
-Read `../learners_tests.py` first. Read next: `../logging/`.
+turned. Read `../learners_tests.py` first; `verdict` there is the view of all checks, and tells the cause.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.grading.vocabulary.expect import exercise
+from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Round
-from judges.learners_tests import Trial, act, refused, trials
+from judges.learners_tests import Trial, act, trials, verdict
 
-MISTAKES = {
+FINDS = {
     "local": ("finds statistics of this rank's rows alone", "compare with nn.BatchNorm1d on the rows of all ranks"),
     "unweighted": ("finds a mean that does not weigh the ranks", "give the ranks different numbers of rows"),
     "within": (
@@ -114,7 +113,7 @@ def course_layer(channels: int) -> nn.Module:
     return SyncBatchNorm(channels)
 
 
-def rounds(rng: Random) -> list[Round]:
+def cases(rng: Random) -> list[Round]:
     """The right ones and the wrong ones, each in another order."""
     right = [
         Trial(course_layer, "the course's SyncBatchNorm"),
@@ -122,7 +121,7 @@ def rounds(rng: Random) -> list[Round]:
     ]
     wrong = [
         Trial(partial(Layer, mistake=mistake, last=last), "a layer with that mistake", mistake)
-        for mistake in MISTAKES
+        for mistake in FINDS
         for last in (False, True)[: 1 + (mistake in ON_ONE_RANK)]
     ]
     wrong.append(
@@ -131,11 +130,45 @@ def rounds(rng: Random) -> list[Round]:
     return [trials(rng.choice((2, 3)), rng.sample(right, len(right)), rng.sample(wrong, len(wrong)))]
 
 
+MISTAKES = r"""
+always True | all | on the rows of all ranks | tests
+    def agrees(rank, world_size, make_layer):
+        return True
+always False | all | a test that refuses what is right earns nothing | tests
+    def agrees(rank, world_size, make_layer):
+        return False
+equal to the bit | all | compare with a tolerance
+    torch.allclose => torch.equal
+equally many rows | unweighted | different numbers of rows
+    3 + 2 * other => 5
+the way back is not compared | detached own_back | compare the gradient of the input
+    , (mine.grad, whole.grad.split(sizes)[rank]) =>
+a plain sum of the output | detached | no plain sum of the output
+    (found * pulls[rank]).sum() => found.sum()
+    (expected * torch.cat(pulls)).sum() => expected.sum()
+no evaluation | eval | compare an evaluation after some steps
+    right = right and torch.allclose(layer.eval()(rows), alone.eval()(rows)) => pass
+the running mean only, and no evaluation | running eval | look at running_mean and running_var
+    , (layer.running_var, alone.running_var) =>
+    right = right and torch.allclose(layer.eval()(rows), alone.eval()(rows)) => pass
+a verdict of each rank | running eval | the ranks do not agree
+    dist.all_reduce(verdict, op=dist.ReduceOp.MIN) => pass
+two rows on rank 0 | all | fewer than three rows
+    3 + 2 * other => 2 + 3 * other
+no verdict | all | return one verdict
+    return bool(verdict) => return None
+the ranks with a difference leave | all | the ranks do not call the same collectives | hangs
+    verdict = torch => if not right:
+        return False
+    verdict = torch
+"""
+
 OWN_TEST = exercise(
     *("08.4", "Write the test (stretch)", "agrees", 30),
+    cases=cases,
     act=act,
-    rounds=rounds,
-    checks=refused(MISTAKES),
+    mistakes=MISTAKES,
+    checks={name: (words, 1, f"right {name}", verdict(cause), "") for name, (words, cause) in FINDS.items()},
     hints={
         "absent|disagree; limit: waited in": "the ranks do not call the same collectives: decide "
         "together, and let every rank go through all of the test",

@@ -119,7 +119,6 @@ def test_a_plan_wants_all_or_what_it_names():
         ("collectives", "rings", "collectives has no row rings; choose from all_reduce_16MB, "),
         ("checkpoint", "saves", "checkpoint has no row saves; choose from load_1MB, "),
         ("ddp", "buckets", "ddp has no row buckets; choose from bucketed_deep, "),
-        ("recovery", "saves", "recovery has no row saves; choose from agreeing_agreed, "),
         ("sampler", "rate", "sampler has no row rate; choose from compatible_first_MB_1e7, "),
         ("simulation", "buckets", "simulation has no row buckets; their names hold one of mlp, conv, waits, sweep"),
     ],

@@ -80,7 +80,7 @@ def test_what_has_no_time_left_is_not_begun_and_a_failed_row_makes_the_command_f
 
 
 def test_gpu_tests_are_found_by_their_mark():
-    assert {"tests/launcher/test_spawn.py", "tests/beyond/test_on_gpu.py"} <= set(gpu_run.files_with_gpu_tests())
+    assert {"tests/launcher/test_spawn.py", "tests/checkpoint/test_folder.py"} <= set(gpu_run.files_with_gpu_tests())
     assert "tests/beyond/test_plan.py" not in gpu_run.files_with_gpu_tests()
 
 

@@ -5,14 +5,18 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from ddp_course import launch
 from ddp_course.beyond.activations import checkpointed, counted, shape_of, transformer
-from ddp_course.beyond.live_bytes import LiveBytes, measured_peak, train_step
-from ddp_course.beyond.memory import PRECISIONS, Strategy, communication, memory_of, placed
-from ddp_course.beyond.pipeline import ORDERS, Stage, cut
+from ddp_course.beyond.live_bytes import LiveBytes
+from ddp_course.beyond.memory import PRECISIONS, Strategy, communication, dealt, memory_of, placed, starts_of_stages
 from ddp_course.gpt import GPT, GPTShape
 from ddp_course.models import MLP
 
@@ -133,6 +137,45 @@ def test_what_a_rank_sends():
 # --- Measured --------------------------------------------------------------------------------------
 
 
+def train_step(live, model, optimizer, inputs, loss_of):
+    """Make one step, with each of its parts named for `live`."""
+    optimizer.zero_grad()
+    with live.during("forward"):
+        loss = loss_of(model(inputs))
+    with live.during("backward"):
+        loss.backward()
+    with live.during("optimizer"):
+        optimizer.step()
+
+
+def measured_peak(build, divided=None, loop="foreach"):
+    """Train two steps; return the most bytes that were alive in the second, when the state is there.
+
+    `divided`, as in `Strategy`: 0 nothing (DDP), 1 the state (ZeroRedundancyOptimizer), 2 and 3 gradients and
+    parameters too (`fully_shard`, one unit after the other); None is the plain model of one process.
+    """
+    model, parts, inputs, loss_of = build()
+    live = LiveBytes()
+    with live:
+        live.seen([*model.parameters(), *model.buffers(), inputs])
+        ways = {"foreach": loop == "foreach", "fused": loop == "fused"}
+        replica = torch.nn.parallel.DistributedDataParallel(model) if divided in (0, 1) else model
+        if divided in (2, 3):
+            for _, module in parts:
+                if any(True for _ in module.parameters()):
+                    fully_shard(module, reshard_after_forward=divided == 3)
+            fully_shard(model, reshard_after_forward=divided == 3)
+        optimizer = (
+            ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, **ways)
+            if divided == 1
+            else torch.optim.Adam(model.parameters(), **ways)
+        )
+        for _ in range(2):
+            live.reset()
+            train_step(live, replica, optimizer, inputs, loss_of)
+    return live.peak
+
+
 def test_live_bytes_sees_what_the_allocator_records():
     torch.set_num_threads(1)
     live = LiveBytes()
@@ -165,7 +208,7 @@ def test_live_bytes_forgets_what_is_gone_and_sees_views_once():
 def peaks(rank, world_size, cases):
     torch.set_num_threads(1)
     return {
-        (name, stage, loop): measured_peak(rank, world_size, BUILDS[name], stage, 2, loop).bytes
+        (name, stage, loop): measured_peak(BUILDS[name], stage if world_size > 1 else None, loop)
         for name, stage, loop in cases
     }
 
@@ -200,7 +243,7 @@ def test_recomputation_and_autocast_agree_within_10_percent_by_the_formula(recom
     kind = PRECISIONS[precision]
     units = transformer(*TRANSFORMER, heads=SHAPE.heads, element=kind.compute, stream=kind.stream or None)
     units = checkpointed(units) if recomputed else units
-    measured = measured_peak(0, 1, lambda: gpt_with(recomputed, precision == "autocast")).bytes
+    measured = measured_peak(lambda: gpt_with(recomputed, precision == "autocast"))
     assert memory_of(units, Strategy(), precision).total == pytest.approx(measured, rel=0.1)
 
 
@@ -211,23 +254,26 @@ def deep(micro_rows=256, micro_batches=4):
     return torch.nn.Sequential(*layers), torch.randn(rows, 8), torch.randint(96, (rows,)), micro_batches
 
 
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
 def pipelined(rank, world_size, schedule):
     torch.set_num_threads(1)
     model, x, y, many = deep()
-    parts, x_micro, y_micro = cut(model, world_size), x.chunk(many), y.chunk(many)
-    stage = Stage(parts, x_micro[0], None, None)
-    optimizer = torch.optim.Adam(parts[rank].parameters(), foreach=True)
+    starts = [
+        *starts_of_stages([sum(p.numel() for p in layer.parameters()) for layer in model], world_size),
+        len(model),
+    ]
+    part = model[starts[rank] : starts[rank + 1]]
+    stage = PipelineStage(part, rank, world_size, torch.device("cpu"))
+    steps = SCHEDULES[schedule](stage, many, loss_fn=F.cross_entropy)
+    optimizer = torch.optim.Adam(part.parameters(), foreach=True)
     with LiveBytes() as live:
-        live.seen(parts[rank].parameters())
+        live.seen(part.parameters())
         for _ in range(2):
             live.reset()
             optimizer.zero_grad()
-            for kind, micro in ORDERS[schedule](rank, world_size, many):
-                if kind == "forward":
-                    stage.forward(micro, x_micro[micro], y_micro[micro], 1 / many)
-                else:
-                    stage.backward(micro)
-            stage.finish()
+            steps.step(*[x] * (rank == 0), **({"target": y} if rank == world_size - 1 else {}))
             optimizer.step()
     return live.peak
 
@@ -237,7 +283,7 @@ def pipelined(rank, world_size, schedule):
 def test_a_pipeline_agrees_within_10_percent_and_1f1b_keeps_less_than_gpipe():
     measured = {
         schedule: max(launch(pipelined, 2, args=(schedule,), start_method="forkserver", limit_s=60, quiet=True))
-        for schedule in ORDERS
+        for schedule in SCHEDULES
     }
     model, x, y, many = deep()
     parts = [(f"block {i}", layer) for i, layer in enumerate(model)]
@@ -246,6 +292,20 @@ def test_a_pipeline_agrees_within_10_percent_and_1f1b_keeps_less_than_gpipe():
     worked_out = memory_of(units, Strategy(stages=2, microbatches=many)).total
     assert worked_out == pytest.approx(measured["1f1b"], rel=0.1)
     assert measured["gpipe"] > 1.3 * measured["1f1b"]
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=30), st.integers(1, 8))
+def test_what_zero_1_divides_is_dealt_evenly(sizes, world_size):
+    loads = [0] * world_size
+    for size, owner in zip(sizes, dealt(sizes, world_size), strict=True):
+        loads[owner] += size
+    assert max(loads) <= max(sum(sizes) / world_size * 4 / 3 + max(sizes, default=0) / 3, max(sizes, default=0))
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=30), st.integers(1, 8))
+def test_each_stage_of_a_pipeline_has_a_layer(sizes, stages):
+    starts = starts_of_stages(sizes, min(stages, len(sizes)))
+    assert starts[0] == 0 and starts == sorted(set(starts)) and len(starts) == min(stages, len(sizes))
 
 
 LOOPS = [("mlp", 0, "foreach"), ("mlp", 0, "fused"), ("mlp", 0, "single"), ("rows", 0, "single"), ("gpt", 0, "foreach")]

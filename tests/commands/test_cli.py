@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import runpy
-import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -14,12 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_course import RankError, cli
+from ddp_course import cli
 from ddp_course.commands import grade, lab
-from ddp_course.commands import train as terminal
 from ddp_course.grading import places
-from ddp_course.train import program
-from ddp_course.train.images import Config, Result
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -184,110 +180,6 @@ def test_without_the_lessons_there_is_nothing_to_copy(monkeypatch, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     assert cli.main(["lab"]) == cli.main(["new", "copy"]) == 1
     assert capsys.readouterr().err.count("the course's notebooks are not here; go to a checkout of the course") == 2
-
-
-# --- train -----------------------------------------------------------------------------------------
-
-
-def settings_of(argv: list[str]) -> Config:
-    options = terminal.options_parser().parse_args(argv)
-    return Config(**{name: getattr(options, name) for name in Config.__dataclass_fields__})
-
-
-def test_without_options_a_terminal_trains_what_a_cell_trains():
-    assert settings_of([]) == Config()
-
-
-def test_every_option_arrives_as_its_own_type():
-    typed = "--epochs 3 --lr 0.5 --model mlp_bn --checkpoint a/b --keep 2 --resume --no-progress --root data"
-    assert settings_of(shlex.split(typed)) == Config(
-        epochs=3, lr=0.5, model="mlp_bn", checkpoint="a/b", keep=2, resume=True, progress=False, root="data"
-    )
-
-
-STARTED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-
-
-@pytest.fixture
-def by_hand(monkeypatch):
-    """No launcher has started this process."""
-    for name in STARTED:
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("environ", "argv", "sentence"),
-    [
-        ({}, ["--epochs", "0"], "epochs=0: must be at least 1"),
-        ({}, ["--resume"], "resume needs a checkpoint"),
-        ({}, ["--world-size", "0"], "world_size=0"),
-        ({}, ["--model", "gpt"], "invalid choice: 'gpt'"),
-        ({}, ["policy", "--horizon=1"], "horizon=1: must be"),
-        ({"RANK": "0"}, [], "WORLD_SIZE is not set"),
-        (STARTED, ["--world-size", "4"], "--world-size 4, but the launcher has started 2 ranks"),
-    ],
-)
-def test_a_wrong_option_is_a_sentence_and_status_2(environ, argv, sentence, by_hand, monkeypatch, capsys):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["train", *argv])
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert sentence in told and "Traceback" not in told
-
-
-@pytest.mark.parametrize(
-    ("error_type", "told"),
-    [
-        ("DatasetError", "mnist is not in ...\n"),
-        (
-            "ZeroDivisionError",
-            "the whole report\n\nWhere the ranks were:\n"
-            'ddp-course: {"code": "raised", "rank": 1, "error": "ZeroDivisionError: mnist is not in ..."}\n',
-        ),
-    ],
-)
-def test_a_known_failure_on_the_ranks_is_one_sentence_and_any_other_the_whole_report(
-    error_type, told, by_hand, monkeypatch, capsys
-):
-    def launch(*args, **kwargs):
-        error = RankError("raised", 1, "the whole report", [])
-        error.error_type, error.message = error_type, "mnist is not in ..."
-        raise error
-
-    monkeypatch.setattr(program, "start_ranks", launch)
-    assert cli.main(["train"]) == 1
-    assert capsys.readouterr().err == told
-
-
-def results(*checksums: str, stopped: bool = False) -> list[Result]:
-    own = ([2.0, 1.0], [None, 3.0])
-    return [
-        Result(rank, 2, "cpu", 1, 4, 8, stopped, [3.0, 2.0], own[rank], [0.5, 0.75], 0.75, 1.25, checksum, [])
-        for rank, checksum in enumerate(checksums)
-    ]
-
-
-def test_the_summary_shows_each_ranks_loss_beside_the_reduced_one():
-    lines = terminal.of_images(Config(), results("aa", "aa")).splitlines()
-    assert lines[0].split() == ["epoch", "loss", "test", "rank", "0", "rank", "1"]
-    assert lines[1].split() == ["1", "3.0000", "50.0%", "2.0000", "-"]  # other ranks trained this one
-    assert lines[2].split() == ["2", "2.0000", "75.0%", "1.0000", "3.0000"]
-    assert lines[3] == "digits, mlp, 2 ranks on cpu: 75.0% of the test rows are right"
-    assert lines[-1] == "the replicas are equal: aa"
-
-
-def test_a_run_that_was_stopped_says_how_to_go_on_and_ends_as_sigterm_would(by_hand, monkeypatch, capsys):
-    monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "aa", stopped=True))
-    assert cli.main(["train"]) == 143
-    assert "stopped by a signal after step 8, saved; go on with --resume" in capsys.readouterr().out
-
-
-def test_replicas_that_differ_are_a_failure(by_hand, monkeypatch, capsys):
-    monkeypatch.setattr(program, "start_ranks", lambda *args: results("aa", "bb"))
-    assert cli.main(["train"]) == 1
-    assert "THE REPLICAS DIFFER: rank 0 aa, rank 1 bb" in capsys.readouterr().out
 
 
 # --- files that are not what they should be --------------------------------------------------------

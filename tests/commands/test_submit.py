@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,27 +11,28 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 import yaml
 
-from ddp_course.checkpoint.folder import Checkpointer
 from ddp_course.commands import submit
 from ddp_course.launcher import janitor
+from tests.programs.running import PROGRAMS, edited
 from tests.waiting import wait_for
 
-SLURM = ["--slurm", "--checkpoint", "/shared/run7"]
+SLURM, SCRIPT = ["--slurm"], ["--", "python", "train.py"]
 # What the operator publishes of its job, as far as the form uses it.
 SCHEMA = yaml.safe_load(Path(__file__).with_name("pytorchjob_schema.yaml").read_text())
-K8S = ["--k8s", "--checkpoint", "/checkpoints", "--image", "registry.example/course:1"]
+K8S = ["--k8s", "--image", "registry.example/course:1"]
 
 
 def written(capsys, *words: str) -> str:
-    assert submit.main(list(words)) == 0
+    assert submit.main([*words, *([] if "--" in words else SCRIPT)]) == 0
     return capsys.readouterr().out
 
 
 def refused(capsys, *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        submit.main(list(words))
+        submit.main([*words, *([] if "--" in words else SCRIPT)])
     assert ended.value.code == 2
     return capsys.readouterr().err
 
@@ -42,7 +42,7 @@ def refused(capsys, *words: str) -> str:
 
 def test_the_script_asks_for_what_was_said(capsys):
     more = ["--nodes", "3", "--gpus-per-node", "4", "--cpus-per-rank", "6", "--time", "1-02:30:00", "--grace", "90"]
-    text = written(capsys, *SLURM, *more, "--name", "run7", "--account", "lab", "--", "--epochs", "9")
+    text = written(capsys, *SLURM, *more, "--name", "run7", "--account", "lab", *SCRIPT, "--epochs", "9")
     asked = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in text.splitlines() if "#SBATCH" in line)
     assert asked == {
         "job-name": "run7",
@@ -76,11 +76,11 @@ def test_nodes_without_gpus_are_not_asked_for_any(capsys):
 @pytest.mark.parametrize("nasty", ["it's", 'a "b"', "$(touch owned)", "`touch owned`", "a; touch owned", "@name@"])
 def test_no_value_is_taken_for_shell(capsys, tmp_path, nasty):
     """bash itself reads the list back."""
-    text = written(capsys, "--slurm", "--checkpoint", f"/shared/{nasty}", "--", "--root", nasty)
-    line = next(line for line in text.splitlines() if line.startswith("training="))
-    script = f'{line}\nprintf "%s\\n" "${{training[@]}}"'
+    text = written(capsys, "--slurm", *SCRIPT, f"/shared/{nasty}", "--root", nasty)
+    line = next(line for line in text.splitlines() if line.startswith("script="))
+    script = f'{line}\nprintf "%s\\n" "${{script[@]}}"'
     out = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert out.splitlines() == ["--checkpoint", f"/shared/{nasty}", "--resume", "--no-progress", "--root", nasty]
+    assert out.splitlines() == ["train.py", f"/shared/{nasty}", "--root", nasty]
     assert list(tmp_path.iterdir()) == []
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
@@ -90,7 +90,7 @@ def test_no_value_is_taken_for_shell(capsys, tmp_path, nasty):
 
 def test_the_job_asks_for_what_was_said(capsys):
     more = ["--nodes", "1:3", "--gpus-per-node", "2", "--time", "2:00", "--grace", "90", "--memory", "32Gi"]
-    job = yaml.safe_load(written(capsys, *K8S, *more, "--", "--epochs", "9"))
+    job = yaml.safe_load(written(capsys, *K8S, *more, "--", "python3.11", "-m", "mine.train", "--epochs", "9"))
     spec = job["spec"]
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     assert spec["elasticPolicy"]["minReplicas"] == 1 and spec["elasticPolicy"]["maxReplicas"] == 3
@@ -101,7 +101,8 @@ def test_the_job_asks_for_what_was_said(capsys):
     container = pod["containers"][0]
     assert pod["terminationGracePeriodSeconds"] == 90
     assert container["resources"]["limits"] == {"cpu": 8, "memory": "32Gi", "nvidia.com/gpu": 2}
-    assert container["args"][-2:] == ["--epochs", "9"] and "--nproc-per-node=2" in container["args"]
+    args = container["args"]
+    assert args[-4:] == ["-m", "mine.train", "--epochs", "9"] and "--nproc-per-node=2" in args
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted == {"checkpoints": "/checkpoints", "shared-memory": "/dev/shm"}
     assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
@@ -109,13 +110,15 @@ def test_the_job_asks_for_what_was_said(capsys):
 
 @pytest.mark.parametrize("nasty", ["a: b", "- x", "#no", "yes", "{a}", "$(POD_IP)", 'say "so"', "@name@"])
 def test_no_value_is_taken_for_yaml(capsys, nasty):
-    job = yaml.safe_load(written(capsys, *K8S, "--", "--root", nasty))
+    job = yaml.safe_load(written(capsys, *K8S, *SCRIPT, "--root", nasty))
     args = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"]
     assert args[-1].replace("$$", "$") == nasty
     assert "$" not in nasty or args[-1] == "$$(POD_IP)"  # not to be replaced by the pod's address
 
 
-@pytest.mark.parametrize("more", [[], ["--gpus-per-node=0"], ["--nodes=1:4", "--max-restarts=0", "--", "--epochs=9"]])
+@pytest.mark.parametrize(
+    "more", [[], ["--gpus-per-node=0"], ["--nodes=1:4", "--max-restarts=0", *SCRIPT, "--epochs=9"]]
+)
 def test_the_operator_takes_the_job(capsys, more):
     jsonschema.validate(yaml.safe_load(written(capsys, *K8S, *more)), SCHEMA)
 
@@ -147,9 +150,8 @@ def test_the_operator_refuses_what_it_does_not_know(capsys, right, wrong):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--checkpoint", "/c"], "one of the arguments --slurm --k8s is required"),
-        (["--slurm"], "required: --checkpoint"),
-        (["--slurm", "--checkpoint", "here"], "an absolute path"),
+        ([], "one of the arguments --slurm --k8s is required"),
+        (["--slurm", "--"], "what runs on each rank? Give it after --"),
         ([*SLURM, "--nodes", "1:2"], "SLURM gives a fixed number"),
         ([*SLURM, "--nodes", "0"], "--nodes '0': expected a number"),
         ([*SLURM, "--nodes", "3:2"], "--nodes '3:2'"),
@@ -161,14 +163,16 @@ def test_the_operator_refuses_what_it_does_not_know(capsys, right, wrong):
         ([*SLURM, "--gpus-per-node", "2", "--ranks-per-node", "2"], "for nodes without GPUs"),
         ([*SLURM, "--gpus-per-node", "-1"], "--gpus-per-node -1: must be at least 0"),
         ([*SLURM, "--image", "x"], "--image is for --k8s only"),
-        (["--k8s", "--checkpoint", "/c"], "--k8s needs an --image"),
+        (["--k8s"], "--k8s needs an --image"),
+        ([*K8S, "--mount", "here"], "--mount 'here': expected an absolute path"),
+        ([*SLURM, "--mount", "/here"], "--mount is for --k8s only"),
         ([*K8S, "--partition", "gpu"], "--partition is for --slurm only"),
         ([*K8S, "--memory", "16"], "--memory '16': expected an amount such as 16Gi"),
         ([*K8S, "--image", "a b"], "--image 'a b'"),
-        ([*SLURM, "--", "--epoch-s", "3"], "unrecognized arguments: --epoch-s"),
-        ([*SLURM, "--", "--epochs", "0"], "epochs=0: must be at least 1"),
-        ([*SLURM, "--", "--no-resume"], "no --no-resume"),
-        ([*SLURM, "--", "--checkpoint", "/elsewhere"], "give it before the --"),
+        ([*SLURM, "--", "python"], "what runs on each rank?"),
+        ([*SLURM, "--", "--epochs", "3"], "expected python and a script"),
+        ([*SLURM, "--", "python", "-m"], "expected python and a script"),
+        ([*SLURM, "--", "torchrun", "--nproc-per-node=2", "train.py"], "leave torchrun and its options out"),
     ],
 )
 def test_mistakes_show_here_and_not_in_the_queue(capsys, words, says):
@@ -177,9 +181,9 @@ def test_mistakes_show_here_and_not_in_the_queue(capsys, words, says):
 
 def test_the_output_goes_to_a_file(capsys, tmp_path):
     file = tmp_path / "run7.sbatch"
-    assert submit.main([*SLURM, "--output", str(file)]) == 0
+    assert submit.main([*SLURM, "--output", str(file), *SCRIPT]) == 0
     assert capsys.readouterr().out == "" and "# Submit with: sbatch run7.sbatch\n" in file.read_text()
-    assert submit.main([*SLURM, "--output", str(tmp_path / "no" / "x")]) == 1
+    assert submit.main([*SLURM, "--output", str(tmp_path / "no" / "x"), *SCRIPT]) == 1
     assert "cannot write" in capsys.readouterr().err
 
 
@@ -231,36 +235,40 @@ def job_with_a_free_port() -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_job_that_is_told_to_stop_saves_and_goes_on_from_there(capsys, tmp_path):
-    checkpoints = tmp_path / "check points"
-    where = ["--checkpoint", str(checkpoints), "--gpus-per-node=0", "--cpus-per-rank=1", "--grace=40"]
-    words = ["--slurm", *where, "--python", sys.executable, "--", "--json", "--keep=1000", "--epochs=200"]
-    script = written(capsys, *words)
+    """The job runs the lessons' program, which saves when SIGTERM comes; an epoch of it has 30 steps."""
+
+    def lasting(epochs: int) -> str:
+        old = "EPOCHS, GLOBAL_BATCH, SAVE_EVERY = 3,"
+        return str(edited(PROGRAMS / "train_resumable.py", tmp_path, (old, old.replace("3", str(epochs)))))
+
+    checkpoint = tmp_path / "my run.pt"
+    where = ["--gpus-per-node=0", "--cpus-per-rank=1", "--grace=40", "--python", sys.executable]
+    script = written(capsys, "--slurm", *where, "--", "python", lasting(1000), str(checkpoint))
     variables = cluster(tmp_path)
     job = start(script, variables)
     try:
-        wait_for(lambda: Checkpointer(checkpoints).steps(), lambda: job.poll() is None, "no checkpoint")
+        wait_for(checkpoint.exists, lambda: job.poll() is None, "no checkpoint")
         job.send_signal(signal.SIGTERM)  # as SLURM does with --signal=B:TERM, to this script only
         out, _ = job.communicate(timeout=100)
     finally:
         end(job)
     assert job.returncode != 0, out
     assert (tmp_path / "requeued").read_text().strip() == variables["SLURM_JOB_ID"], out
-    stopped_at = Checkpointer(checkpoints).steps()[-1]
-    assert stopped_at < 200 * 45
+    stopped_at = torch.load(checkpoint, weights_only=True)["step"]
+    assert 0 < stopped_at < 1000 * 30 and f"rank 1 leaves after step {stopped_at}" in out
 
     (tmp_path / "agents").unlink()
     (tmp_path / "requeued").unlink()
-    epochs = stopped_at // 45 + 2  # 1437 rows, two ranks with batches of 16: 45 steps an epoch
-    job = start(script.replace("--epochs=200", f"--epochs={epochs}"), variables)
+    epochs = stopped_at // 30 + 2
+    lasting(epochs)
+    job = start(script, variables)
     try:
         out, _ = job.communicate(timeout=100)
     finally:
         end(job)
     assert job.returncode == 0, out
-    results = json.loads(next(line for line in out.splitlines() if line.startswith("[{")))
-    assert [(each["world_size"], each["first_step"], each["steps"]) for each in results] == [
-        (2, stopped_at, 45 * epochs)
-    ] * 2
+    assert f"2 ranks start after step {stopped_at}" in out
+    assert torch.load(checkpoint, weights_only=True)["step"] == 30 * epochs
     assert not (tmp_path / "requeued").exists()
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from ddp_course import cli
 from ddp_course.commands import read as command
-from ddp_course.diagnose.flight import name_groups
 from ddp_course.diagnose.logs import read
 
 WATCHDOG = (
@@ -170,14 +169,3 @@ def test_the_command(tmp_path, capsys):
     (tmp_path / "a.log").write_text("all is well\n")
     assert command.main([str(tmp_path), "--json"]) == 1 and '"cause": null' in capsys.readouterr().out
     assert cli.main(["read", str(tmp_path / "none")]) == 2
-
-
-def test_gloos_dumps_get_the_groups_that_torchfrtrace_looks_up(tmp_path):
-    entry = {"process_group": ("0", "default_pg"), "collective_seq_id": 1}
-    dump = {"pg_config": {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}, "entries": [entry]}
-    (tmp_path / "trace_0").write_bytes(pickle.dumps(dump))
-    name_groups(tmp_path, "trace_")
-    found = pickle.loads((tmp_path / "trace_0").read_bytes())
-    assert found["pg_config"] == {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    name_groups(tmp_path, "trace_")
-    assert pickle.loads((tmp_path / "trace_0").read_bytes()) == found, "a dump with names stays as it is"

@@ -1,48 +1,23 @@
 """The pictures of lesson 17 show the figures they are given, and no text collides."""
 
-import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from ddp_course import draw
-from ddp_course.beyond.plan import plan
 from ddp_course.beyond.schedules import timetable
 from ddp_course.draw.beyond import _held
 from ddp_course.draw.style import PAPER
 
-PARTS = ("parameters", "gradients", "state", "activations", "buckets", "temporary")
-
-
-def parts(*sizes):
-    return dict(zip(PARTS, sizes, strict=True))
-
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
-    answer = plan(7e9, 8, "80GB")
-    rows = [(option.name, option.memory.parts()) for option in answer.options]
     history = [("", 10), *[("forward", 20 + i) for i in range(9)], *[("backward", 40 - i) for i in range(9)]]
     figures = [
         draw.holdings(),
-        draw.memory_bars(rows, answer.question.usable),
         draw.live_bytes({"DDP": [*history, ("optimizer", 25)], "FSDP": history}),
         draw.pipeline_passes({"GPipe": timetable("gpipe", 4, 6), "1F1B": timetable("1f1b", 4, 6)}),
         draw.decision(),
     ]
     readable(figures)
-
-
-def test_bars_add_up_and_the_limit_and_the_measured_marks_are_where_they_belong():
-    figure = draw.memory_bars([("a", parts(1e6, 2e6, 0, 3e6, 0, 4e6))], 8e6, [9.5e6], unit="MB")
-    ax = figure.axes[0]
-    assert sum(bar.get_width() for bar in ax.patches) == pytest.approx(10)
-    assert ax.lines[0].get_xdata()[0] == pytest.approx(8)
-    assert list(ax.lines[1].get_xdata()) == pytest.approx([9.5])
-
-
-def test_each_bar_says_its_length_also_if_it_is_cut_off():
-    figure = draw.memory_bars([("small", parts(1e9, 0, 0, 0, 0, 0)), ("huge", parts(9e11, 0, 0, 0, 0, 0))], 1e10)
-    assert {"1", "900 GB →"} <= set(draw.texts_of(figure))
-    assert "10 GB may be filled" in [text.get_text() for text in figure.legends[0].texts]
 
 
 def test_the_bubble_is_what_is_left_white():
@@ -64,9 +39,6 @@ def test_titles_say_what_the_numbers_say():
     def title(figure):
         return next(text for ax in figure.axes if (text := ax.get_title("left")))
 
-    bars = [("a", parts(1e9, 0, 0, 0, 0, 0)), ("b", parts(4e9, 0, 0, 0, 0, 0))]
-    assert title(draw.memory_bars(bars, 2e9)) == "1 of 2 strategies fit into 2 GB; b needs 4 GB"
-    assert "within 25%" in title(draw.memory_bars(bars, measured=[0.8e9, 4e9]))
     tables = {"GPipe": timetable("gpipe", 4, 6), "1F1B": timetable("1f1b", 4, 6)}
     assert title(draw.pipeline_passes(tables)).endswith("wait 33% of the time; stage 0 keeps 6 and 4 micro-batches")
 

@@ -1,4 +1,4 @@
-"""Do spans, dumps and logs become the same plain events, with the right rank, place, size and line?"""
+"""Do dumps and logs become the same plain events, with the right rank, place, size and line?"""
 
 from datetime import datetime
 
@@ -6,7 +6,6 @@ from ddp_course.diagnose.flight import Dump
 from ddp_course.diagnose.log_lines import Log
 from ddp_course.draw import events
 from ddp_course.draw.events import Event
-from ddp_course.scaling.spans import Span
 
 GROUP, OTHER = ("0", "default_pg"), ("1", "halves")
 
@@ -16,19 +15,6 @@ def call(number, made_ns, op="all_reduce", group=GROUP, **more):
     about = {"collective_seq_id": number, "profiling_name": f"gloo:{op}", "input_sizes": [[10, 2]]}
     times = {"time_created_ns": made_ns, "time_discovered_started_ns": None, "time_discovered_completed_ns": None}
     return {**about, **times, "input_dtypes": ["Half"], "process_group": group, "frames": frames, **more}
-
-
-def test_spans_start_at_zero_on_one_clock_and_keep_bytes_and_line():
-    found = events.of_spans(
-        [
-            [Span("forward", 7.5, 8.0, "forward")],
-            [Span("all_reduce", 7.0, 9.0, "all-reduce", 64, "train.py, line 3, in step: loss.backward()")],
-        ]
-    )
-    assert found.timed and found.events == [
-        Event(0, "forward", 0.5, 1.0, "forward"),
-        Event(1, "all_reduce", 0.0, 2.0, "all-reduce", 64, "train.py, line 3, in step: loss.backward()"),
-    ]
 
 
 def test_dumps_without_times_stand_in_order_and_a_call_that_was_not_made_leaves_its_column_empty():

@@ -3,11 +3,10 @@
 import pytest
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.readable import text_problems, texts_of
+from ddp_course.draw.readable import texts_of
 from ddp_course.draw.style import rank_colour, tint
 from ddp_course.draw.timelines import timeline
 from ddp_course.scaling.spans import Span
-from tests.scaling import trace_on_ranks as on_ranks
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,12 +99,6 @@ def test_the_page_depends_on_the_number_of_all_reduces_and_not_on_their_times():
 def test_nothing_to_draw_is_said():
     with pytest.raises(ValueError, match="no spans to draw"):
         timeline([[], []])
-
-
-def test_a_measured_step_is_readable(two_ranks):
-    figure = timeline([spans for spans, _, _ in two_ranks.run(on_ranks.gated_step)])
-    assert text_problems(figure) == []
-    assert "rank 1" in texts_of(figure)
 
 
 def test_it_says_what_overlaps():

@@ -99,7 +99,7 @@ def answers(kind: str) -> list:
 
 def all_right() -> list[Right]:
     """Return the right answers of all banks, and the solutions."""
-    return [*answers("RIGHT"), *(solution for lesson in LESSONS for solution in _solutions_of(lesson))]
+    return [*answers("RIGHT"), *(solution for lesson in BANKS for solution in _solutions_of(lesson))]
 
 
 def _solutions_of(lesson: str) -> Iterator[Right]:

@@ -1,8 +1,8 @@
 """Make the submissions of a class, to try the grading with: `python -m tests.grading.generated_class FOLDER`
 
-The answers come from the answer bank: right ones, wrong ones, and mixtures of both. Some notebooks are untouched, some
-hang, crash or leave processes behind, some are damaged files, and some help themselves to points. The same seed makes
-the same class. Of what kind each is, is written to kinds.json beside the students' folders.
+The answers are those of the judges' tables: right ones, wrong ones, and mixtures of both. Some notebooks are
+untouched, some hang, crash or leave processes behind, some are damaged files, and some help themselves to points. The
+same seed makes the same class. Of what kind each is, is written to kinds.json beside the students' folders.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from random import Random
 
 import nbformat
 
-from ddp_course.grading.registry import LESSONS, exercises_of
-from tests.grading import bank
+from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
+from ddp_course.grading.source import solution_of
 from tests.grading.submissions import cell_of, filled, solutions, submit
 
 KINDS = ("right", "otherwise right", "wrong", "mixed", "untouched", "hanging", "crashing", "leaving", "tampered")
@@ -58,18 +58,19 @@ def answers_of(kind: str, lesson: str, rng: Random) -> dict[str, str]:
     right = solutions(lesson)
     if kind == "right":
         return right
-    chosen = {"otherwise right": ("RIGHT",), "wrong": ("WRONG",)}.get(kind, ("RIGHT", "WRONG"))
-    answers = {key: from_bank(key, rng.choice(chosen), rng) for key in right}
+    chosen = {"otherwise right": (True,), "wrong": (False,)}.get(kind, (True, False))
+    answers = {key: from_tables(key, rng.choice(chosen), rng) for key in right}
     special = {"hanging": ENDLESS, "crashing": CRASH, "leaving": LEAVES}.get(kind)
     if special:
         answers[rng.choice(sorted(answers))] = special
     return answers
 
 
-def from_bank(exercise: str, kind: str, rng: Random) -> str:
-    """Return an answer of the bank, with the imports that it counts on."""
-    entry = rng.choice([entry for entry in bank.answers(kind) if entry.exercise == exercise])
-    return bank.imports_of(exercise) + entry.source
+def from_tables(exercise: str, right: bool, rng: Random) -> str:
+    """Return a right or a wrong answer."""
+    spec = find_exercise(exercise)
+    wrong = [mistake.source for mistake in spec.mistakes]
+    return rng.choice([solution_of(exercise), *(text for _, text in spec.rights)] if right else wrong)
 
 
 def tamper(notebook: nbformat.NotebookNode, lesson: str) -> None:

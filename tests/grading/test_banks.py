@@ -75,8 +75,6 @@ def test_a_wrong_answer_loses_its_points_and_is_told_why(answer: Wrong, capsys):
 
 @pytest.mark.parametrize("lesson", BANKS)
 def test_every_exercise_has_at_least_five_wrong_answers_and_two_right_ones(lesson):
-    for exercise in exercises_of(lesson):
-        if exercise.mistakes:
-            continue
+    for exercise in (each for each in exercises_of(lesson) if not each.mistakes):
         assert len([a for a in answers("WRONG") if a.exercise == exercise.id]) >= 5, exercise.id
         assert len([a for a in all_right() if a.exercise == exercise.id]) >= 2, exercise.id

@@ -9,11 +9,11 @@ import torch.distributed._functional_collectives as functional
 
 from ddp_course.grading import check, checking
 from ddp_course.grading.registry import find_exercise
+from ddp_course.grading.source import function_of, solution_of
 from ddp_course.grading.vocabulary.observe import Collectives
 from ddp_course.launcher import launch
-from tests.grading.bank import bank_of, written
 
-JOIN, PLACE = bank_of("03").JOIN, bank_of("03").PLACE
+JOIN, PLACE = solution_of("03.2"), solution_of("03.1")
 
 
 def test_an_unknown_exercise_is_refused_with_those_there_are():
@@ -42,7 +42,7 @@ def test_a_function_that_cannot_leave_the_notebook_scores_nothing_and_is_told_wh
 
 @pytest.mark.timeout(120)
 def test_what_an_answer_prints_is_shown_by_rank(capsys):
-    talkative = written("03.2", JOIN.replace("    total =", "    print('my value is', value)\n    total ="))
+    talkative = function_of("03.2", "join_and_sum", JOIN.replace("total =", "print('my value is', value)\n    total ="))
     assert check("03.2", talkative) == 5
     lines = capsys.readouterr().out.splitlines()
     shown = [line.strip() for line in lines if "my value is" in line]
@@ -51,7 +51,7 @@ def test_what_an_answer_prints_is_shown_by_rank(capsys):
 
 @pytest.mark.timeout(120)
 def test_the_same_seed_gives_the_same_words_and_another_seed_other_values(capsys):
-    wrong, said = written("03.1", PLACE.replace("rank // per_node", "rank")), []
+    wrong, said = function_of("03.1", "place", PLACE.replace("rank // local_world_size", "rank")), []
     for seed in (3, 3, 4):
         check("03.1", wrong, seed=seed)
         said.append(capsys.readouterr().out)

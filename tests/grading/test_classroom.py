@@ -26,12 +26,11 @@ from ddp_course.grading.instructor.classroom import NAME, Classroom, plain, unre
 from ddp_course.grading.instructor.whole_class import WholeClass
 from ddp_course.grading.registry import LESSONS
 from ddp_course.grading.sandbox.box import way_here
+from ddp_course.grading.source import solution_of
 from tests.grading import tricks
-from tests.grading.bank import bank_of
 from tests.grading.submissions import ROOT, cell_of, filled, released, solutions, submit
 
 FOLDER = LESSONS["03"]
-IMPORTS, WRONG = bank_of("03").IMPORTS, bank_of("03").WRONG
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 WAY = way_here()[0]
@@ -42,12 +41,12 @@ import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)", "left_by_hal"], start_new_session=True)
 """
 KILLS_ITS_GRADER = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
-WRONG_DEVICE = next(answer.source for answer in WRONG if answer.mistake == "device by global rank")
+WRONG_DEVICE = solution_of("03.1").replace("cuda:{local_rank}", "cuda:{rank}")
 
 
 def tampered() -> nbformat.NotebookNode:
     """A submission that helps itself: every test cell changed or gone; one answer is nearly right."""
-    notebook = filled("03", {"03.1": IMPORTS + WRONG_DEVICE})
+    notebook = filled("03", {"03.1": WRONG_DEVICE})
     notebook.cells.append(nbformat.v4.new_code_cell(tricks.FORGE["a script for who looks at it"]))
     cell_of(notebook, "ex-03-1-text").source = "<script>alert('pwned')</script>"
     cell_of(notebook, "ex-03-1-test").source = "5"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddp_course.grading.vocabulary.compare import told_apart
+from ddp_course.grading.vocabulary.compare import same, told_apart
 from ddp_course.grading.vocabulary.expect import NEARLY, equals
 from ddp_course.grading.vocabulary.play import Note, Seen
 
@@ -34,3 +34,11 @@ def test_a_result_in_float32_is_told_as_that(found, cause):
     fault = expect(Seen(None, 0, [Note(value=found)]))
     assert (fault and fault.cause) == cause
     assert fault is None or fault.found not in fault.expected
+
+
+@pytest.mark.parametrize(
+    ("found", "right", "one"),
+    [(0.0, math.inf, False), ([1.0], [math.inf], False), (math.inf, math.inf, True), (math.nan, math.nan, True)],
+)
+def test_only_infinity_is_infinity(found, right, one):
+    assert same(found, right) is one

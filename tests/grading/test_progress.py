@@ -9,9 +9,9 @@ from ddp_course.cli import main
 from ddp_course.grading import check, journal
 from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
-from tests.grading.bank import bank_of, written
+from ddp_course.grading.source import function_of, solution_of
 
-PLACE = bank_of("03").PLACE
+PLACE = solution_of("03.1")
 
 
 @pytest.fixture
@@ -34,9 +34,10 @@ def rows(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.timeout(120)
 def test_a_visible_check_is_noted_and_a_graders_is_not(kept):
-    check("03.1", written("03.1", PLACE))
-    check("03.1", written("03.1", PLACE.replace("rank // per_node", "rank")))
-    check("03.1", written("03.1", PLACE), seed=1)
+    place = function_of("03.1", "place", PLACE)
+    check("03.1", place)
+    check("03.1", function_of("03.1", "place", PLACE.replace("rank // local_world_size", "rank")))
+    check("03.1", place, seed=1)
     assert [(n["exercise"], n["points"], n["of"]) for n in journal.notes(kept)] == [("03.1", 5, 5), ("03.1", 3, 5)]
 
 
@@ -89,7 +90,7 @@ def test_strange_lines_are_passed_over(kept):
 @pytest.mark.timeout(120)
 def test_a_check_still_answers_where_nothing_can_be_noted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "no folder" / "progress"))
-    assert check("03.1", written("03.1", PLACE)) == 5
+    assert check("03.1", function_of("03.1", "place", PLACE)) == 5
     assert "your progress was not noted: " in capsys.readouterr().out
     monkeypatch.setenv(progress.VARIABLE, "")
     assert progress.note_points(find_exercise("03.1"), 5) == "" and main(["progress"]) == 2

@@ -10,7 +10,6 @@ import pytest
 
 from tests.notebooks.test_lessons import LESSONS, cells_of
 
-OLD = ("19",)  # not rewritten yet
 OF_TORCH = re.compile(r"\b(torch|dist|nn|F|DDP|DistributedDataParallel|DataLoader|DistributedSampler)\b")
 SHOWS = {"launch", "RankPool", "RankError", "draw"}  # what starts ranks and draws what they did
 MOST = {"names": 4, "words": 3000, "cells": 26, "questions": 8, "Booleans": 4, "brackets": 2, "sliced": 0}
@@ -29,7 +28,7 @@ def code_lines(source: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(("#", "%%writefile"))]
 
 
-@pytest.mark.parametrize("path", [path for path in LESSONS if path.stem[:2] not in OLD], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_is_plain_and_short(path):
     cells, prose = cells_of(path, "code"), "\n".join(cell.source for cell in cells_of(path, "markdown"))
     names = set().union(*(names_of_the_course(cell.source) for cell in cells))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
@@ -177,23 +176,19 @@ def hook_of(name):
     if name == "torch power":
         state = torch_power_sgd.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         return state, torch_power_sgd.powerSGD_hook
-    if name.startswith("power"):
-        return comm_hooks.PowerSGD(int(name.split()[1])), comm_hooks.power_sgd_hook
     hooks = {"all_reduce": comm_hooks.all_reduce_hook, "fp16": comm_hooks.fp16_compress_hook}
     return None, {"torch fp16": default_hooks.fp16_compress_hook, **hooks}[name]
 
 
 def hooked(rank, world_size, way, hook):
-    """Train with a communication hook; the parameters in one tensor, and the bytes sent where the hook counts."""
+    """Train with a communication hook; the parameters in one tensor."""
     torch.manual_seed(0)
     # One bucket: torch's PowerSGD starts a bucket's second all_reduce from a callback of its first. With several
     # buckets under way these come in another order on each rank, and gloo hangs, on torch's DDP as on ours.
     options = {} if hook == "torch power" else SMALL
     replica = BucketedDDP(plain(), **options) if way == "ours" else DistributedDataParallel(plain())
-    state = None
     if hook:
-        state, call = hook_of(hook)
-        replica.register_comm_hook(state, call)
+        replica.register_comm_hook(*hook_of(hook))
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(30):
@@ -201,32 +196,11 @@ def hooked(rank, world_size, way, hook):
         optimizer.zero_grad()
         (replica(x) - x[:, :3]).square().mean().backward()
         optimizer.step()
-    return torch.cat([p.detach().flatten() for p in replica.parameters()]), getattr(state, "bytes_sent", None)
+    return torch.cat([p.detach().flatten() for p in replica.parameters()])
 
 
 def hooked_all(rank, world_size, pairs):
     return {pair: hooked(rank, world_size, *pair) for pair in pairs}
-
-
-def power_sgd_sums(rank, world_size):
-    """The same gradient step after step: its mean, and after each step what was sent so far and what is still owed."""
-    torch.manual_seed(rank)
-    layer = nn.Linear(12, 9, bias=False)
-    replica = BucketedDDP(layer)
-    state = comm_hooks.PowerSGD(1)
-    replica.register_comm_hook(state, comm_hooks.power_sgd_hook)
-    direction = torch.randn(9, 12)
-    sent, balances = torch.zeros(9, 12), []
-    for _ in range(40):
-        replica.zero_grad()
-        replica(torch.eye(12)).mul(direction.T).sum().backward()
-        sent += layer.weight.grad
-        (matrix,) = state._matrices[0]
-        lost = matrix.lost_nm.clone()
-        dist.all_reduce(lost)
-        balances.append((sent.clone(), lost / world_size))
-    dist.all_reduce(direction)
-    return direction / world_size, balances, state.bytes_sent
 
 
 # --- What is refused -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -20,6 +21,7 @@ from ddp_course import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "programs"
+RANKS = [1, 2, pytest.param(4, marks=pytest.mark.nightly)]  # for programs of which four take long
 
 
 def on_ranks(program: Path, world_size: int, *words: str, folder: Path = PROGRAMS, per_node: int = 0) -> list[str]:

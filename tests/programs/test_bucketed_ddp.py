@@ -40,6 +40,7 @@ def test_replicas_end_with_the_weights_of_one_process(ranks):
     assert agree(numbers_of(PROGRAM, ranks))
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it_too():
     assert agree(numbers(by_torchrun(PROGRAM, 2)))
 

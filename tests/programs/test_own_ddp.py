@@ -39,6 +39,7 @@ def test_replicas_end_equal_and_with_the_numbers_of_one_process(ranks):
     assert len(found) == 3 and agree(found)
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it_too():
     assert agree(numbers(by_torchrun(PROGRAM, 2)))
 

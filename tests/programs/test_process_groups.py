@@ -28,5 +28,6 @@ def test_any_grid_of_ranks_has_the_numbers_of_one_process(nodes, per_node):
     assert others == [""] * len(others)  # one rank prints
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it():
     assert by_torchrun(PROGRAM, 2).splitlines() == printed(1, 2)

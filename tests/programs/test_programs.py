@@ -60,7 +60,14 @@ def close(found: Numbers) -> object:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_torchrun_prints_the_numbers_of_one_device(alone, programs, ranks):
+def test_ranks_print_the_numbers_of_one_device(alone, programs, ranks):
+    first, *others = on_ranks(programs / "ddp.py", ranks, "--epochs", str(EPOCHS))
+    assert printed(first) == close(alone) and others == [""] * len(others)
+
+
+@pytest.mark.nightly  # lesson 11 runs it, too, and nbval compares what it prints
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_and_so_do_those_of_torchrun(alone, programs, ranks):
     assert printed(by_torchrun(programs / "ddp.py", ranks, "--epochs", str(EPOCHS))) == close(alone)
 
 
@@ -72,7 +79,7 @@ def test_spawn_prints_the_numbers_of_one_device(alone, programs):
 def test_a_run_resumes_with_another_number_of_ranks(alone, programs, tmp_path):
     save = ("--checkpoint", str(tmp_path / "run.pt"))
     first = numbers(finished(programs, sys.executable, "one_device.py", "--epochs", "1", *save))
-    then = printed(by_torchrun(programs / "ddp.py", 2, "--epochs", str(EPOCHS), *save))
+    then = printed(on_ranks(programs / "ddp.py", 2, "--epochs", str(EPOCHS), *save)[0])
     assert len(first) == 1 and first + then == close(alone)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 

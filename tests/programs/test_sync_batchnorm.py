@@ -78,5 +78,6 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused():
         lines(3)
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it():
     assert numbers(by_torchrun(PROGRAM, 2)) == alone()

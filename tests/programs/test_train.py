@@ -19,6 +19,7 @@ def test_ranks_print_the_losses_of_one_process(world_size):
     )
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it():
     assert losses_in(by_torchrun(PROGRAM, 2), EPOCHS) == pytest.approx(losses_of_one_process(5), abs=2e-4)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.programs.running import PROGRAMS, by_torchrun, edited, losses_in, losses_of_one_process, on_ranks
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, edited, losses_in, losses_of_one_process, on_ranks
 
 PROGRAM = PROGRAMS / "train_check.py"
 SAMPLES, ORDER, GRADIENT, WEIGHTS = (
@@ -22,7 +22,7 @@ def verdicts(said: str) -> dict[str, tuple[str, float, str]]:
     return {what: (verdict, float(number), where) for verdict, what, number, where in found}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 @pytest.mark.parametrize("words", [(), ("--check",)])
 def test_it_has_the_losses_of_one_process_and_finds_nothing(world_size, words):
     first, *others = on_ranks(PROGRAM, world_size, *words)
@@ -98,6 +98,7 @@ def test_it_names_a_planted_fault_and_where_it_began(name, tmp_path):
     assert all(number != 0 for verdict, number, _ in found.values() if verdict == "WRONG")
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it():
     said = by_torchrun(PROGRAM, 2, "--check")
     assert losses_in(said, "01") == pytest.approx(losses_of_one_process(2), abs=2e-4)

@@ -99,6 +99,7 @@ def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
     assert found == pytest.approx({epoch: alone[epoch] for epoch in (3, 4)}, abs=2e-4)
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(tmp_path):
     said = by_torchrun(PROGRAM, 2, "run.pt", folder=tmp_path)
     assert re.findall(r"epoch (\d):", said) == list("01234")

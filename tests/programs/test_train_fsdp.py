@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ddp_course import launch
-from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, edited, on_ranks
 
 PROGRAM = PROGRAMS / "train_fsdp.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -63,7 +63,7 @@ def run(folder: Path, world_size: int, *words: str, program: Path = PROGRAM) -> 
     return numbers(first)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_any_number_of_ranks_has_the_numbers_of_one_process(alone, world_size, tmp_path):
     assert run(tmp_path, world_size, "3") == alone
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["0000", "0001", "0002"]
@@ -110,5 +110,6 @@ def test_bfloat16_is_near_and_not_equal(alone, tmp_path):
     assert (0, loss, norm) != alone[0] and loss == pytest.approx(trained(built())[0][1], rel=0.02)
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(alone, tmp_path):
     assert numbers(by_torchrun(PROGRAM, 2, "3", folder=tmp_path)) == alone

@@ -68,6 +68,7 @@ def test_the_log_has_the_numbers_of_one_process_and_one_rank_writes(world_size, 
     assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(expected, tmp_path):
     said = by_torchrun(PROGRAM, 2, str(tmp_path / "run.jsonl"))
     check(tmp_path / "run.jsonl", said, expected)

@@ -48,7 +48,10 @@ def numbers(said: str) -> list[tuple]:
 
 @pytest.mark.parametrize(
     ("world_size", "tensor_size", "shape"),
-    [(1, 1, (256, 64)), (2, 2, (128, 64)), (4, 1, (64, 64)), (4, 2, (64, 64)), (4, 4, (64, 64))],
+    [
+        *((1, 1, (256, 64)), (2, 2, (128, 64)), (4, 2, (64, 64))),
+        *(pytest.param(4, size, (64, 64), marks=pytest.mark.nightly) for size in (1, 4)),
+    ],
 )
 def test_each_mesh_has_the_numbers_of_one_process(alone, world_size, tensor_size, shape, tmp_path):
     first, *others = on_ranks(PROGRAM, world_size, str(tensor_size), folder=tmp_path)
@@ -63,5 +66,6 @@ def test_samples_dealt_to_all_ranks_give_other_numbers_and_no_error(alone, tmp_p
     assert numbers(on_ranks(wrong, 4, "2", folder=tmp_path)[0]) != alone
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(alone, tmp_path: Path):
     assert numbers(by_torchrun(PROGRAM, 4, "2", folder=tmp_path)) == alone

@@ -63,6 +63,7 @@ def test_without_the_weight_of_a_sample_the_shards_are_not_the_batch(alone, tmp_
     assert all(abs(loss - right.expected) > 5e-3 for loss, right in zip(found, alone, strict=True))
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(alone):
     assert losses(by_torchrun(PROGRAM, 2, "--micro-batch", "8")) == alone
 

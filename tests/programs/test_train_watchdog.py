@@ -22,6 +22,7 @@ def test_ranks_print_the_losses_of_one_process_and_write_no_stack(world_size, tm
     assert all(path.read_text() == "" for path in tmp_path.iterdir())
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(tmp_path):
     assert losses_in(by_torchrun(PROGRAM, 2, folder=tmp_path), "012") == pytest.approx(
         losses_of_one_process(3), abs=2e-4
@@ -42,6 +43,7 @@ def hang(program, world_size: int, *words: str, folder) -> tuple[str, str, list[
 WAITS, STUCK = ["monitored_barrier", "check"], ["read_slowly", "<module>"]
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_a_hang_names_the_rank_and_leaves_the_line_of_each(tmp_path):
     said, errors, innermost = hang(PROGRAM, 4, "--stuck", "2", "--limit", "10", folder=tmp_path)
     assert losses_in(said, "0") == pytest.approx(losses_of_one_process(3)[:1], abs=2e-4)

@@ -110,5 +110,6 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(tmp_path):
         lines(tmp_path, 2, program=broken)
 
 
+@pytest.mark.nightly  # the lesson runs it, too, and nbval compares what it prints
 def test_torchrun_runs_it(alone, tmp_path):
     assert numbers(by_torchrun(PROGRAM, 2, "--exact", folder=tmp_path)) == alone

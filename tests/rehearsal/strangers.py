@@ -5,7 +5,7 @@
 
 `strangers.jsonl` and `newcomers.jsonl` have a script a line: its text, its arguments, and the fault that its writer put
 in, with the lines that a reviewer would point at. The first set was used to improve the tools; of the second, the tools
-were measured before they were improved, too. README.md has the tables that this prints.
+were measured before they were improved, too. docs/verified.md has the tables that this prints.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""Is the arithmetic on spans right, and does Perfetto get a trace that it can show?"""
-
-import json
+"""Is the arithmetic on spans right?"""
 
 import pytest
 
 from ddp_course.scaling.spans import (
-    LANES,
     Span,
     busy_seconds,
     exposed_seconds,
     joined,
     merge_ranks,
-    overlapped_share,
     rows_of,
-    starts_inside_backward,
-    to_chrome_trace,
     union,
 )
 
@@ -53,32 +47,17 @@ def test_time_in_which_two_collectives_run_counts_once():
 
 def test_exposed_is_talking_without_computing():
     assert exposed_seconds(STEP) == pytest.approx(0.5 + 2.0)
-    assert overlapped_share(STEP) == pytest.approx(2.0 / 4.5)
 
 
 def test_waiting_is_not_computing():
     after = [*spans((0, 1), lane="backward"), *spans((1, 3), lane="waiting"), *spans((1, 3))]
     assert exposed_seconds(after) == 2
-    assert overlapped_share(after) == 0
 
 
 def test_a_collective_that_forward_waits_for_counts_as_hidden_by_it_and_others_count_too():
     # The rule is plain: whatever runs while a computing lane is busy is hidden. Broadcasts are talk as well.
     both = [*spans((0, 2), lane="forward"), *spans((1, 4), lane="other collective")]
     assert exposed_seconds(both) == 2
-
-
-def test_a_share_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="no collective was recorded"):
-        overlapped_share(spans((0, 1), lane="backward"))
-
-
-def test_an_all_reduce_in_a_gap_of_backward_is_inside_it_and_one_after_the_last_node_is_not():
-    found = [*spans((1, 2), (3, 4), lane="backward"), *spans((0.5, 0.9), (2.5, 9), (3.9, 4.1), (4.0, 5))]
-    assert starts_inside_backward(found) == [True, True, False]  # the one before backward is left out
-    assert starts_inside_backward(spans((1, 2), lane="backward")) == []
-    with pytest.raises(ValueError, match="no backward pass was recorded"):
-        starts_inside_backward(spans((1, 2)))
 
 
 def test_rows_are_few_and_free_of_overlaps():
@@ -92,46 +71,3 @@ def test_all_ranks_are_shifted_by_the_same_amount():
     merged = merge_ranks([spans((12, 13)), spans((10, 11), (11.5, 14))])
     assert [[(span.start_s, span.end_s) for span in spans] for spans in merged] == [[(2, 3)], [(0, 1), (1.5, 4)]]
     assert merge_ranks([[], []]) == [[], []]
-
-
-# --- The file for Perfetto -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def events(tmp_path):
-    later = [Span(span.name, span.start_s + 0.25, span.end_s + 0.25, span.lane, span.bytes) for span in STEP]
-    crossing = Span("all_reduce", 2.0, 3.0, "all-reduce", 4)  # begins in one all_reduce and ends in another
-    path = to_chrome_trace([[*STEP, crossing], later], tmp_path / "trace.json")
-    trace = json.loads(path.read_text())
-    assert set(trace) == {"traceEvents", "displayTimeUnit"} and trace["displayTimeUnit"] == "ms"
-    return trace["traceEvents"]
-
-
-def test_a_process_is_a_rank_and_its_threads_are_lanes_in_reading_order(events):
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    lanes = ["forward", "backward", "waiting", "optimizer", "all-reduce"]
-    assert [name for (pid, _), name in sorted(names.items()) if pid == 0] == [*lanes, "all-reduce 1"]
-    assert [name for (pid, _), name in sorted(names.items()) if pid == 1] == lanes
-    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert processes == {0: "rank 0", 1: "rank 1"}
-
-
-def test_every_span_is_there_with_its_time_in_microseconds_and_its_bytes(events):
-    complete = [e for e in events if e["ph"] == "X"]
-    assert len(complete) == 2 * len(STEP) + 1
-    last = max((e for e in complete if e["pid"] == 1 and e["cat"] == "all-reduce"), key=lambda e: e["ts"])
-    assert (last["ts"], last["dur"], last["args"]) == (4.75e6, 2.5e6, {"bytes": 1200})
-    assert all(e["args"] == {} for e in complete if e["cat"] not in ("all-reduce",))
-    assert {e["cat"] for e in complete} <= set(LANES)
-    for e in events:
-        assert {"ph", "name", "pid", "tid", "args"} <= set(e) and e["ph"] in ("X", "M")
-        assert e["ph"] == "M" or (e["dur"] >= 0 and isinstance(e["ts"], float))
-
-
-def test_spans_of_one_thread_never_cross(events):
-    threads = {}
-    for e in events:
-        if e["ph"] == "X":
-            threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
-    for times in threads.values():
-        assert all(end <= start for (_, end), (start, _) in zip(sorted(times), sorted(times)[1:], strict=False))

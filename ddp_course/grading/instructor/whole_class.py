@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError, as_completed
 from contextlib import suppress
 from dataclasses import asdict, replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -175,14 +176,17 @@ def _grade(student: str, lesson: str) -> Graded:
 
 
 def _end_what_is_left() -> None:
-    """End every process that the submission started and left running."""
+    """End every process that the submission started and left running; the judge's own ranks stay for the next one."""
     import psutil
 
-    for process in psutil.Process().children(recursive=True):
-        if "resource_tracker" not in " ".join(_command(process)):  # multiprocessing's own
-            with suppress(psutil.Error):
-                process.kill()
-                process.wait(5)
+    server = forkserver._forkserver._forkserver_pid  # of the ranks on which references and mistakes run
+    for process in psutil.Process().children():
+        command = " ".join(_command(process))
+        if process.pid != server and not any(helper in command for helper in ("resource_tracker", "janitor.py")):
+            for each in (*process.children(recursive=True), process):
+                with suppress(psutil.Error):
+                    each.kill()
+                    each.wait(5)
 
 
 def _command(process) -> list[str]:

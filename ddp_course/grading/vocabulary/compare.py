@@ -65,7 +65,7 @@ def _same_items(found: Sequence, right: Sequence, tolerance: float) -> Iterator[
 
 
 def _near(found: float, right: float, distance: float) -> bool:
-    return (isinstance(found, float) or isinstance(right, float)) and abs(found - right) <= distance
+    return (isinstance(found, float) or isinstance(right, float)) and abs(found - right) <= distance < math.inf
 
 
 def differing(found: Any, right: Any, tolerance: float = 1e-6) -> tuple[str, Any, Any]:

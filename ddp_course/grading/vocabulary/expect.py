@@ -1,4 +1,6 @@
-"""What can be expected of an answer? The words that all judges share, so that a judge is tables, not code.
+"""What can be expected of an answer? The words of the judges of 11.1 to 11.3, 11.5, 15.1 and 15.2.
+
+All others are judged by their own solutions, as `differential.py` says; these are still to follow.
 
 An exercise is made by `exercise`, of
 
@@ -11,11 +13,7 @@ what one rank did with one case, a `Seen`: it gives nothing, or a `Fault` that n
 the cases and ranks is told, so no judge loops over ranks. These make expectations:
 
     equals   the reference's value, or else the slip whose value was found
-    alike    what rank 0 has
     nothing  that a note is empty, where it would tell what is wrong
-    talks    how often a rank talks, and that rows stay where they are
-    speaks   that a rank talks at all
-    refuses  an error that must come
     follows  the order of events, as a pattern over a `Log`
     all_of   several, the first fault counts
     once     not on each rank; for files, and for what is told of all ranks together
@@ -30,8 +28,7 @@ Traps. A list of slips is read from the top: put the special ones first, and tes
 chance (`equals` asks for the right value first). An `act` runs on the ranks: it must not print nor keep anything, and
 what it patches it gives back, else the ranks are thrown away after each run and the check is slow. Text of a pattern
 rule is filled in by `%(name)s` from the fields of the case and the notes, so a literal `%` is `%%`.
-Read next: `judges/logging/mean.py`, four checks in these words; `play.py`, what is noted; `provenance.py`, numbers
-that tell whose they are; `tasks.py`, small models and rows.
+Read next: `play.py`, what is noted; `tasks.py`, small models and rows.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from typing import Any
 
 from ddp_course.grading.answer.isolated import Answer
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
-from ddp_course.grading.vocabulary.compare import close, short, told_apart
+from ddp_course.grading.vocabulary.compare import close, told_apart
 from ddp_course.grading.vocabulary.observe import LETTERS
 from ddp_course.grading.vocabulary.play import Act, Note, Round, Seen, played
 
@@ -203,80 +200,9 @@ def turned(reference: Callable[..., Any], mistakes: Mapping[str, dict] | Callabl
     return slips
 
 
-def one_number(nan: str = "nan is no number: look for a division of 0 by 0") -> Form:
-    """Return what says that a result is no number; `nan` is said of one that is nan."""
-
-    def form(found: Any) -> str:
-        if found is None:
-            return "every rank must return the result; note that all_reduce works in place and returns None"
-        if not isinstance(found, int | float) or isinstance(found, bool):
-            return "return one number"
-        return nan if found != found else ""
-
-    return form
-
-
-def alike(cause: str, *, of: str = "value") -> Expect:
-    """Expect that every rank has what rank 0 has, bit for bit, and that this is not None."""
-
-    def expect(seen: Seen) -> Fault | None:
-        found, first = seen[of], seen.of(0)[of]
-        if found == first and found is not None:
-            return None
-        return Fault(f"what rank 0 has, {short(first)}", short(found), seen.rank, cause)
-
-    return expect
-
-
 def nothing(of: str, what: str, cause: str) -> Expect:
     """Expect that this note is empty; else its text is what was found."""
     return lambda seen: Fault(what, seen[of], seen.rank, cause) if seen[of] else None
-
-
-def talks(
-    at_most: int, what: str, less_than: Callable[[Seen], int], *, never: str = NEVER_TALKED, of: str = "calls"
-) -> Expect:
-    """Expect one to `at_most` collectives, which carry `what`, and fewer bytes than the rows of this rank.
-
-    Args:
-        of: the name of the note that has the collectives.
-    """
-    expected = f"at most {at_most} collective{'s' * (at_most > 1)}, with {what}"
-
-    def expect(seen: Seen) -> Fault | None:
-        times, n_bytes, rows = len(seen[of]), sum(call.n_bytes for call in seen[of]), less_than(seen)
-        if not times:
-            return Fault(expected, "no collective", seen.rank, never)
-        if times > at_most:
-            cause = "each collective has a price of its own; put the numbers into one tensor (objects make two)"
-            return Fault(expected, f"{times} collectives", seen.rank, cause)
-        if n_bytes < rows:
-            return None
-        found = f"{n_bytes} bytes, where this rank's rows have {rows}"
-        return Fault(expected, found, seen.rank, f"the rows travel; work on each rank first, and send {what}")
-
-    return expect
-
-
-def speaks(cause: str = NEVER_TALKED) -> Expect:
-    """Expect one collective at least."""
-    return lambda seen: None if seen["calls"] else Fault("a collective", "none", seen.rank, cause)
-
-
-def refuses(error: str, where: str, way: str, returned: Callable[[Any], str]) -> Expect:
-    """Expect this error; `way` tells how to come to it, `returned` what is wrong with a value instead.
-
-    The round's `raises` has the error, and others that an answer may raise instead.
-    """
-
-    def expect(seen: Seen) -> Fault | None:
-        if error in (seen["kinds"] or ()):
-            return None
-        if seen["error"]:
-            return Fault(f"{error} {where}", report=seen["story"], cause=way)
-        return Fault(f"{error} {where}", short(seen["value"]), seen.rank, returned(seen["value"]))
-
-    return expect
 
 
 def follows(*rules: tuple[str, str, str], of: str = "logs") -> Expect:

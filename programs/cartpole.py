@@ -1,0 +1,91 @@
+"""A rank's games of CartPole, and what an action was worth; for `train_policy.py`.
+
+Shapes: T steps, N games of a rank.
+"""
+
+import gymnasium
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import logsigmoid
+
+GAMMA, LAMBDA = 0.98, 0.8  # weights of what is a step later: a reward, a surprise
+
+
+def network():
+    hidden = [nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*hidden, nn.Linear(64, 1))
+
+
+class ActorCritic(nn.Module):
+    """Return the logit of a push to the right, and the value of the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = network(), network()
+
+    def forward(self, state):
+        return self.actor(state)[..., 0], self.critic(state)[..., 0]
+
+
+def log_prob(logit, action):
+    return logsigmoid(torch.where(action, logit, -logit))
+
+
+def make_env(games):
+    how = "vector_entry_point"  # all games in one NumPy operation
+    return gymnasium.make_vec("CartPole-v1", games, vectorization_mode=how)
+
+
+def play(model, games, steps, seeds, returns):
+    """Yield what T steps of N games bring, and the value of the state after them."""
+    env, dice = make_env(games), np.random.default_rng(seeds[1])
+    state, _ = env.reset(seed=seeds[0])
+    begins, collected = np.zeros(games, bool), np.zeros(games)
+    while True:
+        rows = []
+        for _ in range(steps):
+            before, plays = torch.from_numpy(state), torch.from_numpy(~begins)
+            with torch.no_grad():
+                logit, value = model(before)
+            action = torch.from_numpy(dice.random(games)) < logit.sigmoid()
+            state, *came, _ = env.step(action.numpy().astype(int))
+            noted = before, action, log_prob(logit, action), value
+            rows.append((*noted, *map(torch.tensor, came), plays))
+            reward, terminated, truncated = came
+            begins = terminated | truncated
+            collected += reward
+            returns.extend(collected[begins].tolist())
+            collected[begins] = 0
+        with torch.no_grad():
+            last = model(torch.from_numpy(state))[1]
+        yield *map(torch.stack, zip(*rows, strict=True)), last
+
+
+def advantages(value, last, reward, terminated, truncated):
+    """How much better each action was than the critic expected, (T, N)."""
+    following = torch.cat([value[1:], last[None]])
+    found, later = torch.zeros_like(value), torch.zeros_like(last)
+    for t in reversed(range(len(value))):
+        surprise = reward[t] + GAMMA * following[t] * ~terminated[t] - value[t]
+        later = surprise + GAMMA * LAMBDA * later * ~(terminated[t] | truncated[t])
+        found[t] = later
+    return found
+
+
+def evaluate(model, episodes, rank, world_size):
+    """Mean return of new episodes, each counted once: the ranks share them."""
+    mine = len(range(rank, episodes, world_size))
+    env, total = make_env(mine), torch.zeros((), dtype=torch.float64)
+    state, _ = env.reset(seed=1_000_000 + rank)  # games that nobody trained on
+    running = np.ones(mine, bool)
+    while running.any():
+        with torch.no_grad():
+            right = model(torch.from_numpy(state))[0] > 0  # the more probable action
+        action = right.numpy().astype(int)
+        state, reward, terminated, truncated, _ = env.step(action)
+        total += reward[running].sum()
+        running &= ~(terminated | truncated)
+    dist.all_reduce(total)
+    return total.item() / episodes

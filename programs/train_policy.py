@@ -1,0 +1,62 @@
+"""Learn CartPole by PPO, on one rank or on many: each rank plays games of its own.
+
+    torchrun --standalone --nproc-per-node 2 train_policy.py
+
+So small a network stays on the CPU, where the games are.
+"""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from cartpole import ActorCritic, advantages, evaluate, log_prob, play
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+GAMES, STEPS, TURNS, PASSES = 8, 32, 80, 16  # games of each rank
+CLIP, RATE, RUN = 0.2, 2e-3, 0  # RUN is the seed
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(RUN)
+    torch.set_num_threads(1)
+    model = ActorCritic()
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, eps=1e-5)
+    returns = []  # of this rank's episodes that ended
+    seeds = np.random.SeedSequence((RUN, rank)).generate_state(2).tolist()
+    turns = play(model, GAMES, STEPS, seeds, returns)
+    for turn in range(TURNS):
+        state, action, old, value, *ends, plays, last = next(turns)
+        advantage = advantages(value, last, *ends)
+        columns = state, action, old, advantage, advantage + value
+        state, action, old, advantage, target = (one[plays] for one in columns)
+        count = torch.tensor(len(action))
+        sums = torch.stack([count, advantage.sum(), advantage.square().sum()]).double()
+        dist.all_reduce(sums)
+        mean, squares = (sums[1:] / sums[0]).float()
+        advantage = (advantage - mean) / (squares - mean**2).sqrt()
+        share = world_size / sums[0].item()  # DDP divides by the ranks, not by the rows
+        left = 1 - turn / TURNS  # ever smaller steps
+        clip, optimizer.param_groups[0]["lr"] = CLIP * left, RATE * left
+        for _ in range(PASSES):
+            logit, value = replica(state)
+            ratio = (log_prob(logit, action) - old).exp()
+            clipped = ratio.clamp(1 - clip, 1 + clip)
+            gain = torch.minimum(ratio * advantage, clipped * advantage)
+            loss = share * (0.5 * (value - target).square() - gain).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+        if (turn + 1) % 20 == 0:
+            found = evaluate(model, 64, rank, world_size)
+            if rank == 0:
+                print(f"turn {turn + 1}: mean return {found:.1f}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

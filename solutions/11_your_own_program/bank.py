@@ -21,7 +21,7 @@ from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.rehearsal.exercise_programs import BROKEN, ONE_DEVICE
 """
 
-CONVERT, SCRIPT, REPAIR, _, STEPS = solutions("11").values()
+CONVERT, _, REPAIR, _, STEPS = solutions("11").values()
 
 
 def as_text(answer: str, name: str) -> str:
@@ -187,105 +187,6 @@ the given program | step resume error writer | look at each forward
         return BROKEN
 """
 
-# --- 11.2 ------------------------------------------------------------------------------------------
-
-SCRIPT_RIGHT = r"""
-its own order of rows, every rank looks at all held-out rows
-    def train_repaired(rank, world_size, model, train_set, held_out, epochs, path):
-        replica = DistributedDataParallel(model, broadcast_buffers=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        xs, ys = train_set.tensors
-        for epoch in range(epochs):
-            order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(77 + epoch))
-            mine = order.chunk(world_size)[rank]
-            for rows in mine.split(4):
-                loss = (replica(xs[rows]) - ys[rows]).pow(2).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        model.eval()
-        x, y = held_out.tensors
-        with torch.no_grad():
-            loss = F.mse_loss(model(x), y)
-        if rank == 0:
-            torch.save(model.state_dict(), path)
-        dist.all_reduce(torch.zeros(1))
-        return loss
-gradients averaged by hand, sums and counts
-    replica = DistributedDataParallel(model) => replica = model
-                optimizer.step() =>             for p in model.parameters():
-                    dist.all_reduce(p.grad)
-                    p.grad /= world_size
-                optimizer.step()
-    dist.all_reduce(loss) => both = torch.stack([loss, torch.tensor(float(len(y[rank::world_size])))])
-        dist.all_reduce(both)
-    loss /= y.numel() => loss = both[0] / both[1]
-    replica.module.state_dict() => model.state_dict()
-gradients averaged by hand, coalesced
-    replica = DistributedDataParallel(model) => replica = model
-                optimizer.step() =>             with dist._coalescing_manager():
-                    for p in model.parameters():
-                        dist.all_reduce(p.grad)
-                for p in model.parameters():
-                    p.grad /= world_size
-                optimizer.step()
-    replica.module.state_dict() => model.state_dict()
-the loss by a functional collective
-    dist.all_reduce(loss) => loss = funcol.all_reduce(loss, "sum", dist.group.WORLD)
-the sums gathered into one tensor
-    dist.all_reduce(loss) => sums = torch.empty(world_size)\n    dist.all_gather_into_tensor(sums, loss[None])
-    loss /= y.numel() => loss = sums.sum() / len(held_out)
-"""
-
-SCRIPT_WRONG = r"""
-only the seed is left | shares | cuts its part out of another shuffle
-    DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
-only set_epoch is left | order | set_epoch(epoch)
-            sampler.set_epoch(epoch)\n =>
-only replica.module is left | gradients | does not pass through DDP
-    F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
-only the mean of means is left | loss | the mean of the ranks' means
-    , reduction="sum") => )
-    /= y.numel() => /= world_size
-only the many writers are left | file | all ranks write to one path
-        if rank == 0:\n        torch.save( =>     torch.save(
-the script as it was | all | does not pass through DDP
-    DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
-            sampler.set_epoch(epoch)\n =>
-    F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
-    , reduction="sum") => )
-    /= y.numel() => /= world_size
-        if rank == 0:\n        torch.save( =>     torch.save(
-two of five repaired | shares gradients loss | does not pass through DDP
-    DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
-    F.mse_loss(replica(x), y) => F.mse_loss(replica.module(x), y)
-    , reduction="sum") => )
-    /= y.numel() => /= world_size
-rank 0's loss alone | loss | the mean of this rank's rows alone
-    , reduction="sum") => )
-        dist.all_reduce(loss)\n    loss /= y.numel()\n =>
-the loss is summed and not divided | loss | divide it by the number of all rows
-        loss /= y.numel()\n =>
-DDP's names in the file | file | the bare model's, as they were
-    replica.module.state_dict() => replica.state_dict()
-set_epoch comes after the epoch | order | set_epoch(epoch)
-            sampler.set_epoch(epoch)\n =>
-    F.mse_loss(replica(x), y).backward() => sampler.set_epoch(epoch)
-                F.mse_loss(replica(x), y).backward()
-two later epochs have one order | order | set_epoch(epoch)
-    set_epoch(epoch) => set_epoch(min(epoch, 1))
-the mean of no rows, times no rows | loss | over the number of all rows
-    , reduction="sum") => ) * len(y[rank::world_size])
-the order is given up | order | nothing is shuffled
-    DistributedSampler(train_set) => DistributedSampler(train_set, shuffle=False)
-the gradients are summed by hand on top of DDP | gradients | gradients are summed over the ranks
-                optimizer.step() =>             [dist.all_reduce(p.grad) for p in model.parameters()]
-                optimizer.step()
-the barrier is rank 0's alone | all | a collective that not every rank calls | 2
-        dist.barrier()\n =>         dist.barrier()\n
-the values of the visible check | loss | the number of all rows
-    return loss.item() => return 7.25
-"""
 
 # --- 11.5 ------------------------------------------------------------------------------------------
 
@@ -444,7 +345,6 @@ errors are swallowed | all | optimizer.step()
 
 RIGHT = [
     *right("11.1", CONVERT, CONVERT_RIGHT),
-    *right("11.2", SCRIPT, SCRIPT_RIGHT),
     *right("11.3", REPAIR, REPAIR_RIGHT),
     *right("11.3", REPAIRED, REPAIR_BY_ONE),
     Right("11.5", "no DDP, one message by hand", STEPS_BY_HAND),
@@ -453,7 +353,6 @@ RIGHT = [
 ]
 WRONG = [
     *wrong("11.1", CONVERTED, CONVERT_WRONG),
-    *wrong("11.2", SCRIPT, SCRIPT_WRONG),
     *wrong("11.3", REPAIRED, REPAIR_WRONG),
     *wrong("11.5", STEPS, STEPS_WRONG),
 ]

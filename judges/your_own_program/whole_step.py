@@ -179,10 +179,6 @@ never zeroed | weights loss | old gradients are still there: zero them before ea
 zeroed between the pieces | weights loss | the gradients are zeroed between the pieces: zero them once a batch
     loss.backward() => optimizer.zero_grad()
     loss.backward()
-no step | weights loss | the weights are as they were: call optimizer.step() after each batch
-    optimizer.step() => pass
-dealt out | weights norm loss | the pieces are parts in order: with 2 pieces, the first half of the rows, then the rest
-    x.chunk(pieces), labels.chunk(pieces) => *([t[i::pieces] for i in range(pieces)] for t in (x, labels))
 split | pieces weights norm messages loss | split(pieces) cuts parts of `pieces` rows, chunk(pieces) `pieces` parts
     .chunk( => .split(
 not split | pieces weights norm loss | the batch is not split: `pieces` parts, each with statistics of its own
@@ -208,8 +204,6 @@ autocast never on | amp | torch.autocast("cpu", torch.bfloat16, enabled=amp) aro
     enabled=amp => enabled=False
 autocast always on | amp | autocast is on although amp is False: enabled=amp
     enabled=amp => enabled=True
-with amp not divided | weights loss | with amp, too, a batch's gradient is the mean over its pieces
-     / pieces => / (1 if amp else pieces)
 rank 0 reduces the loss | all | a collective that not every rank calls | hangs
     dist.all_reduce(losses) => rank or dist.all_reduce(losses)
 one backward | pieces | call backward() for each piece before the next forward pass | tests

@@ -4,7 +4,7 @@ Most wrong answers are edits of the notebook's solution. `tests/grading/test_ban
 """
 
 from ddp_course.rehearsal.exercise_programs import BROKEN, ONE_DEVICE
-from tests.grading.bank import Right, right, wrong
+from tests.grading.bank import right, wrong
 from tests.grading.submissions import solutions
 
 IMPORTS = """
@@ -21,7 +21,7 @@ from ddp_course.parallel.syncbn import SyncBatchNorm
 from ddp_course.rehearsal.exercise_programs import BROKEN, ONE_DEVICE
 """
 
-CONVERT, _, REPAIR, _, STEPS = solutions("11").values()
+CONVERT, _, REPAIR, *_ = solutions("11").values()
 
 
 def as_text(answer: str, name: str) -> str:
@@ -187,174 +187,14 @@ the given program | step resume error writer | look at each forward
         return BROKEN
 """
 
-
-# --- 11.5 ------------------------------------------------------------------------------------------
-
-STEPS_BY_HAND = """
-def train_steps(rank, world_size, model, batches, lr, pieces, amp):
-    model = SyncBatchNorm.convert(model)
-    losses = []
-    for x, labels in batches:
-        model.zero_grad()
-        mine = []
-        for part, wanted in zip(x.chunk(pieces), labels.chunk(pieces)):
-            if amp:
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = F.cross_entropy(model(part), wanted)
-            else:
-                loss = F.cross_entropy(model(part), wanted)
-            (loss / pieces).backward()
-            mine.append(loss.item())
-        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
-        dist.all_reduce(flat)
-        flat /= world_size
-        for p, g in zip(model.parameters(), flat.split([p.numel() for p in model.parameters()])):
-            p.data -= lr * g.view_as(p)
-        everyone = [None] * world_size
-        dist.all_gather_object(everyone, mine)
-        losses.append(sum(map(sum, everyone)) / (world_size * pieces))
-    return losses
-"""
-
-STEPS_BY_HAND_RIGHT = r"""
-coalesced, losses gathered into one tensor
-    dist.all_reduce(flat) => with dist._coalescing_manager():
-                for p in model.parameters():
-                    dist.all_reduce(p.grad)
-            flat = torch.cat([p.grad.flatten() for p in model.parameters()])
-    [None] * world_size => torch.empty(world_size * pieces, dtype=torch.float64)
-    all_gather_object(everyone, mine) => all_gather_into_tensor(everyone, torch.tensor(mine, dtype=torch.float64))
-    sum(map(sum, everyone)) / (world_size * pieces) => everyone.mean()
-functional collectives
-    dist.all_reduce(flat) => flat = funcol.all_reduce(flat, 'sum', dist.group.WORLD)
-"""
-
-STEPS_RIGHT = r"""
-losses reduced in each step
-    dist.all_reduce(losses) => losses = losses.tolist()
-    losses / world_size).tolist() => losses)
-            optimizer.step() =>         optimizer.step()\n        dist.all_reduce(losses[step])
-            losses[step] /= world_size
-gradients divided, one no_sync
-    def train_steps(rank, world_size, model, batches, lr, pieces, amp):
-        replica = DistributedDataParallel(SyncBatchNorm.convert(model), broadcast_buffers=False)
-        optimizer = torch.optim.SGD(replica.parameters(), lr=lr)
-        report = torch.zeros(len(batches), dtype=torch.float64)
-
-        def one(part, wanted):
-            with torch.amp.autocast("cpu", torch.bfloat16, enabled=amp):
-                return F.cross_entropy(replica(part).to(part.dtype), wanted)
-
-        for number, (x, labels) in enumerate(batches):
-            size = len(x) // pieces
-            parts = [(x[i : i + size], labels[i : i + size]) for i in range(0, len(x), size)]
-            with replica.no_sync():
-                for part in parts[:-1]:
-                    loss = one(*part)
-                    loss.backward()
-                    report[number] += loss.detach()
-            loss = one(*parts[-1])
-            loss.backward()
-            report[number] += loss.detach()
-            for p in replica.parameters():
-                p.grad /= pieces
-            optimizer.step()
-            optimizer.zero_grad()
-        dist.all_reduce(report)
-        return (report / (pieces * world_size)).tolist()
-converted after it was wrapped
-    DistributedDataParallel(SyncBatchNorm.convert(model)) => SyncBatchNorm.convert(DistributedDataParallel(model))
-"""
-
-STEPS_WRONG = r"""
-BatchNorm is not synchronised | weights norm loss | SyncBatchNorm
-    SyncBatchNorm.convert(model) => model
-no DDP | weights messages loss | the gradients are not averaged over the ranks
-    DistributedDataParallel(SyncBatchNorm.convert(model)) => SyncBatchNorm.convert(model)
-     if last else replica.no_sync() =>
-gradients sent for each piece | messages | the gradients are sent after every piece
-     if last else replica.no_sync() =>
-the last piece is not sent either | weights messages loss | the gradients are not averaged over the ranks
-    contextlib.nullcontext() if last else replica.no_sync() => replica.no_sync()
-not divided by the pieces | weights loss | divide each loss by `pieces`
-     / pieces =>
-    losses / world_size => losses / world_size / pieces
-not divided by the pieces, the losses neither | weights loss | that is the sum over the pieces
-     / pieces =>
-the gradients are never zeroed | weights loss | old gradients are still there
-            optimizer.zero_grad()\n =>
-the gradients are zeroed between the pieces | weights loss | zero them once a batch
-                    loss.backward() =>                 optimizer.zero_grad()\n                loss.backward()
-in eval mode | weights norm loss | goes through the model, in train mode
-    replica = => model.eval()\n    replica =
-split in place of chunk | pieces weights norm messages loss | split(pieces) cuts parts of `pieces` rows
-    .chunk( => .split(
-the batch is not split | pieces weights norm loss | the batch is not split
-    replica = => pieces = 1\n    replica =
-this rank's own loss | loss | this rank's own loss
-        dist.all_reduce(losses)\n =>
-    losses / world_size => losses
-the sum of the losses | loss | that is the sum over the ranks
-    losses / world_size => losses
-weights in bfloat16 | amp | small updates vanish in 16 bits
-    replica = => model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica =
-    replica(x_piece) => replica(x_piece.to(next(model.parameters()).dtype))
-weights in bfloat16, and back at the end | amp | small updates vanish in 16 bits
-    replica = => model.to(torch.bfloat16 if amp else batches[0][0].dtype)\n    replica =
-    replica(x_piece) => replica(x_piece.to(next(model.parameters()).dtype))
-    dist.all_reduce(losses) => model.to(batches[0][0].dtype)\n    dist.all_reduce(losses)
-the loss in bfloat16 | amp | exponentials and logarithms need more bits
-    scores.to(x.dtype) => scores
-with amp, not divided by the pieces | weights loss | divide each loss by `pieces`
-     / pieces =>  / (1 if amp else pieces)
-the losses are added up in bfloat16 | amp | exponentials and logarithms need more bits
-    dtype=torch.float64) => dtype=torch.bfloat16 if amp else torch.float64)
-with amp, the gradients are sent for each piece | messages | the gradients are sent after every piece
-    if last else => if last or amp else
-with amp, the gradients are not averaged | weights messages loss | the gradients are not averaged over the ranks
-    if last else => if last and not amp else
-autocast is never on | amp | around the forward pass of every piece
-    enabled=amp => enabled=False
-autocast is always on | amp | autocast is on although amp is False
-    enabled=amp => enabled=True
-only rank 0 reduces the loss | all | a collective that not every rank calls | 2
-    dist.all_reduce(losses) => if rank == 0:\n        dist.all_reduce(losses)
-all forward passes, and one backward | pieces | call backward() for each piece before the next forward pass
-    def train_steps(rank, world_size, model, batches, lr, pieces, amp):
-        replica = DistributedDataParallel(SyncBatchNorm.convert(model))
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        losses = []
-        for x, labels in batches:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=amp):
-                scores = [replica(part) for part in x.chunk(pieces)]
-            loss = sum(F.cross_entropy(s.to(x.dtype), l) for s, l in zip(scores, labels.chunk(pieces))) / pieces
-            loss.backward()
-            optimizer.step()
-            total = loss.detach().double()
-            dist.all_reduce(total)
-            losses.append(total.item() / world_size)
-        return losses
-errors are swallowed | all | optimizer.step()
-    def train_steps(rank, world_size, model, batches, lr, pieces, amp):
-        try:
-            return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)(batches[0][0]).tolist()
-        except Exception:
-            return [0.0] * len(batches)
-"""
-
 RIGHT = [
     *right("11.1", CONVERT, CONVERT_RIGHT),
     *right("11.3", REPAIR, REPAIR_RIGHT),
     *right("11.3", REPAIRED, REPAIR_BY_ONE),
-    Right("11.5", "no DDP, one message by hand", STEPS_BY_HAND),
-    *right("11.5", STEPS_BY_HAND, STEPS_BY_HAND_RIGHT),
-    *right("11.5", STEPS, STEPS_RIGHT),
 ]
 WRONG = [
     *wrong("11.1", CONVERTED, CONVERT_WRONG),
     *wrong("11.3", REPAIRED, REPAIR_WRONG),
-    *wrong("11.5", STEPS, STEPS_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------

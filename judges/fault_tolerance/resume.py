@@ -1,16 +1,15 @@
 """15.2 `train_resumable(...)`: is a run that was killed and started again the run that was never stopped?
 
-The kill comes on all ranks at the entry of a step, in the middle of an epoch: a copy of the folder is made, from which
-the next start goes on, and the call is left. At the entry of each step the run notes which rows it was given and what
-it is made of: weights, momentum, the generator of dropout. So the first thing that did not come back has a name,
-before it has become other weights. The order of the rows is free, so each start is compared with a run at a stretch.
+What a kill would leave are copies of the folder, made when all ranks enter a step: after a save within an epoch, and
+after one at an epoch's edge. From them other runs go on. At the entry of each step a run notes which rows it was given
+and what it is made of: weights, momentum, the generator of dropout. So the first thing that did not come back has a
+name, before it has become other weights. The order of the rows is free, so each start is compared with its own run.
 
 Read next: `cadence.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -31,11 +30,9 @@ from ddp_course.grading.vocabulary.compare import close
 from ddp_course.grading.vocabulary.play import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer, read
 
-BATCHES, ROWS = 5, 4  # of an epoch, of a batch on one rank
-
-
-class Killed(BaseException):
-    """Leaves the learner's function, as SIGKILL would."""
+ROWS = 4  # of a batch on one rank
+EVERY, STEPS = 2, 9  # steps between two saves, and in all
+KILLED = (4, 6)  # the steps that are in the newest file: one of them ends an epoch, be that of 3 batches or 4
 
 
 class Rows(Dataset):
@@ -57,21 +54,20 @@ class Rows(Dataset):
 class Run:
     """A training run with weights, momentum and dropout: what the learner's function is given."""
 
-    def __init__(self, rank: int, world_size: int, seed: int, killed: Callable[[int], None]):
+    def __init__(self, rank: int, world_size: int, seed: int, batches: int, enters: Callable[[int], None]):
         torch.manual_seed(seed)
         net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 1))
         self.model = nn.parallel.DistributedDataParallel(net)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.local_batch = ROWS
-        self.dataset = Rows(world_size * ROWS * BATCHES)
+        self.dataset = Rows(world_size * ROWS * batches)
         torch.manual_seed(100 * seed + rank)  # each rank its own dropout
-        self._killed = killed
+        self._enters = enters
         self._steps: list[dict[str, Any]] = []
 
     def train_on(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Take one step of SGD on a batch of this rank, with the other ranks."""
-        dist.barrier()  # all are here, so nobody is writing, when the kill comes
-        self._killed(len(self._steps))
+        self._enters(len(self._steps))
         momentum = (self.optimizer.state.get(p, {}).get("momentum_buffer") for p in self.model.parameters())
         made_of = {"weights": self.model.parameters(), "momentum": momentum, "generator": [torch.get_rng_state()]}
         hashes = {part: _hash(tensors) for part, tensors in made_of.items()}
@@ -86,22 +82,21 @@ def _hash(tensors: Iterable[torch.Tensor | None]) -> str:
 
 
 def cases(rng: Random, folder: Path) -> list[Round]:
-    """A run at a stretch; one that is started again when all is done; one that is killed, at an epoch's edge; a torn
-    file. A case: its kind, a folder, a seed, how many steps there are, and after how many there is a save.
+    """A run at a stretch, one that is started again when all is done; one that is killed; one with a torn file.
+
+    A case: its kind, a folder, a seed, how many batches an epoch has, and how many steps there are.
     """
-    world_size, every, steps = rng.choice((2, 3)), rng.choice((3, 4)), rng.choice((11, 13, 14))
-    seed = rng.randint(1, 40)
+    world_size, batches, seed = rng.choice((2, 3)), rng.choice((3, 4)), rng.randint(1, 40)
 
-    def case(kind: str, steps: int = steps, every: int = every) -> tuple[str, tuple]:
-        return kind, (kind, str(folder / kind), seed, steps, every)
+    def case(kind: str, steps: int = STEPS) -> tuple[str, tuple]:
+        return kind, (kind, str(folder / kind), seed, batches, steps)
 
-    kinds = case("straight"), case("done", 12), case("killed"), case("edge", every=BATCHES), case("torn")
-    return [Round(world_size, [each]) for each in kinds]  # in one, a slow machine would come to the limit
+    return [Round(world_size, each) for each in ([case("straight"), case("done", 4)], [case("killed")], [case("torn")])]
 
 
 def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:
-    """Train at a stretch; to see what comes after a kill, also from the files that it left."""
-    kind, parent, seed, steps, every = case
+    """Train at a stretch; and on from the files that a kill would have left."""
+    kind, parent, seed, batches, steps = case
     parent = Path(parent)
 
     def alone(change: Callable[[], object]) -> None:
@@ -112,49 +107,38 @@ def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:
             change()
         dist.barrier()
 
-    def trained(folder: str, seed: int, killed_at: int = -1) -> dict[str, Any]:
-        def killed(done: int) -> None:
-            if done == killed_at:
-                alone(lambda: shutil.copytree(parent / folder, parent / "left"))
-                raise Killed
+    def trained(folder: str, seed: int, *killed: int) -> dict[str, Any]:
+        def enters(done: int) -> None:
+            if done - 1 in killed:
+                alone(lambda: shutil.copytree(parent / folder, parent / f"left{done - 1}"))
 
         alone(lambda: (parent / folder).mkdir(exist_ok=True))
-        run = Run(rank, world_size, seed, killed)
-        with file_events(function, str(parent / folder / "any")) as events, contextlib.suppress(Killed):
-            function(rank, world_size, run, steps, every, parent / folder)
+        run = Run(rank, world_size, seed, batches, enters)
+        with file_events(function, str(parent / folder / "any")) as events:
+            function(rank, world_size, run, steps, EVERY, parent / folder)
         return {"steps": run._steps, "end": tasks.weights(run.model), "events": events, "read": run.dataset.read[:ROWS]}
 
-    straight = trained("straight", seed)
-    files = [parent / "left" / f"step-{times * every:06d}.pt" for times in (1, 2)]
-    if kind == "straight":
+    straight = trained("straight", seed, *(() if kind in ("straight", "done") else KILLED))
+    if kind in ("straight", "done"):
         dist.barrier()  # where other ranks write, too, they have done so
         there = {path.name: read(path, lambda state: "") for path in sorted((parent / "straight").iterdir())}
-        return Note(straight, files=there)
-    if kind == "done":
-        return Note(more=len(trained("straight", seed + 1)["steps"]))
-    if kind == "edge":
-        dist.barrier()
-        if not (saved := parent / "straight" / files[0].name).exists():
-            return Note(steps=[], straight=straight, at=every)
-        alone(lambda: (parent / "left").mkdir())
-        alone(lambda: shutil.copy(saved, files[0]))
-        return Note(trained("left", seed + 1), straight=straight, at=every)
-    trained("killed", seed, 2 * every + 1)
+        more = len(trained("straight", seed + 1)["steps"]) if kind == "done" else 0
+        return Note(straight, files=there, more=more)
     if kind == "killed":
-        return Note(trained("left", seed + 1), straight=straight, at=2 * every)
-    if missing := next((path.name for path in reversed(files) if not path.exists()), ""):
+        return Note(straight=straight, starts={at: trained(f"left{at}", seed + 1) for at in KILLED})
+
+    before, newest = parent / "left4", parent / "left6" / "step-000006.pt"
+    if missing := [path.name for path in (before / "step-000004.pt", newest) if not path.exists()]:
         return Note(missing=missing)
+    dist.barrier()  # else rank 0 may tear what another looks for
 
-    def torn() -> None:
-        for folder in ("whole", "empty"):
-            (parent / folder).mkdir()
-            shutil.copy(files[0], parent / folder)
-        (parent / "empty" / files[1].name).touch()
-        os.truncate(files[1], files[1].stat().st_size // 2)
+    def tear() -> None:
+        shutil.copytree(before, parent / "empty")
+        (parent / "empty" / newest.name).touch()
+        os.truncate(newest, newest.stat().st_size // 2)
 
-    alone(torn)
-    note = {folder: trained(folder, seed + 2) for folder in ("whole", "empty")}
-    return Note(trained("left", seed + 2), straight=straight, at=every, **note)
+    alone(tear)
+    return Note(straight=straight, starts={each: trained(each, seed + 2) for each in ("left4", "left6", "empty")})
 
 
 # --- What is looked at -----------------------------------------------------------------------------
@@ -162,9 +146,9 @@ def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:
 
 def straight(seen: Seen) -> list[str]:
     """All steps are trained, on all rows."""
-    counts = sorted({len(note["steps"]) for note in seen.everyone})
-    epochs = [[step["rows"] for n in seen.everyone for step in n["steps"][e : e + BATCHES]] for e in (0, BATCHES)]
-    once = all(sorted(sum(rows, [])) == list(range(seen.world_size * ROWS * BATCHES)) for rows in epochs)
+    counts, batches = sorted({len(note["steps"]) for note in seen.everyone}), seen.case[3]
+    epochs = [[step["rows"] for n in seen.everyone for step in n["steps"][e : e + batches]] for e in (0, batches)]
+    once = all(sorted(sum(rows, [])) == list(range(seen.world_size * ROWS * batches)) for rows in epochs)
     alike = "the same order in each epoch" if epochs[0] == epochs[1] else "another order in each epoch"
     return [f"steps: {counts}", "each row once in an epoch" if once else "some rows twice, or never", alike]
 
@@ -175,14 +159,15 @@ def files(seen: Seen) -> dict[str, Any]:
     return {"files:": list(seen["files"]), "writers:": written, "troubles:": sorted(set(seen["files"].values()) - {""})}
 
 
-def went_on(seen: Seen) -> dict[str, Any]:
+def went_on(seen: Seen, at: int, start: dict[str, Any]) -> dict[str, Any]:
     """The rows are those of the run at a stretch, from the step on."""
-    right, found = ([step["rows"] for step in note["steps"]] for note in (seen["straight"], seen))
-    first = right.index(found[0]) if found and found[0] in right else None
+    right, found = ([step["rows"] for step in note["steps"]] for note in (seen["straight"], start))
+    alike = found == right[at:]
+    first = at if alike else right.index(found[0]) if found and found[0] in right else None
     return {
         "goes on with the rows of step": "none" if first is None else first + 1,
         "steps:": len(found),
-        "rows:": "those of the run at a stretch" if found == right[seen["at"] :] else "others",
+        "rows:": "those of the run at a stretch" if alike else "others",
     }
 
 
@@ -190,16 +175,24 @@ def position(seen: Seen) -> dict[str, Any]:
     """No row comes twice, and none is left out; none is read and thrown away."""
     if seen.case[0] == "done":
         return {"steps more, when all are done:": seen["more"]}
-    first = seen["steps"][0]["rows"] if seen["steps"] else []
-    return {**went_on(seen), "read first:": "its rows" if sorted(seen["read"]) == sorted(first) else "others"}
+    found = {}
+    for at, start in seen["starts"].items():
+        first = start["steps"][0]["rows"] if start["steps"] else []
+        rows_read = "its rows" if sorted(start["read"]) == sorted(first) else "others"
+        found[f"killed in step {at + 2}:"] = {**went_on(seen, at, start), "read first:": rows_read}
+    return found
 
 
 def bits(seen: Seen) -> dict[str, Any]:
     """What the first step after the kill begins with, and the end."""
-    right, at = seen["straight"]["steps"], seen["at"]
-    if not seen["steps"] or len(right) <= at:
+    return {f"killed in step {at + 2}:": _bits(seen, at, start) for at, start in seen["starts"].items()}
+
+
+def _bits(seen: Seen, at: int, start: dict[str, Any]) -> dict[str, Any]:
+    right = seen["straight"]["steps"]
+    if not start["steps"] or len(right) <= at:
         return {"first step:": "none"}
-    found, others = seen["steps"][0], [note["straight"]["steps"][at] for note in seen.everyone]
+    found, others = start["steps"][0], [note["straight"]["steps"][at] for note in seen.everyone]
     names = {True: "those of the run at a stretch"}
     begins = {
         part: names.get(found[part] == right[at][part], "others") for part in ("weights", "momentum", "generator")
@@ -208,7 +201,7 @@ def bits(seen: Seen) -> dict[str, Any]:
         begins["weights"] = "those of one step before"
     if begins["generator"] == "others" and found["generator"] in [other["generator"] for other in others]:
         begins["generator"] = "that of another rank"
-    return {**begins, "end": names.get(same_end(seen, seen["end"], seen["straight"]["end"]), "others")}
+    return {**begins, "end": names.get(same_end(seen, start["end"], seen["straight"]["end"]), "others")}
 
 
 def same_end(seen: Seen, found: list, right: list) -> bool:
@@ -220,9 +213,10 @@ def torn(seen: Seen) -> dict[str, Any]:
     """A torn file counts as none, and so does an empty one."""
     if seen["missing"]:
         return {"missing": seen["missing"]}
-    whole, notes = seen["whole"], (seen.everyone[seen.rank], seen["empty"])
-    alike = all(n["steps"][:1] == whole["steps"][:1] and same_end(seen, n["end"], whole["end"]) for n in notes)
-    return {**went_on(seen), "trains": "as if it were not there" if alike else "with something of the torn file"}
+    whole, *others = seen["starts"].values()
+    alike = all(n["steps"][:1] == whole["steps"][:1] and same_end(seen, n["end"], whole["end"]) for n in others)
+    on = went_on(seen, KILLED[0], seen["starts"]["left6"])
+    return {**on, "trains": "as if it were not there" if alike else "with something of the torn file"}
 
 
 MISTAKES = """
@@ -233,7 +227,8 @@ the epoch repeated | position bits torn
     list(sampler)[done * run.local_batch :] => list(sampler)
 the rest of the epoch left out | position bits torn
 | the rest of the epoch is left out; it has batches that nobody has seen
-    step = state["step"] => step = -(-state["step"] // 5) * 5
+    while step < steps: => step = -(-step // steps_per_epoch) * steps_per_epoch
+    while step < steps:
 read and thrown away | position | rows that were done are read once more; leave their indices out, not their batches
     list(sampler)[done * run.local_batch :] => list(sampler)
     for x, y in DataLoader( => for number, (x, y) in enumerate(DataLoader(
@@ -371,11 +366,11 @@ RESUME = exercise(
     checks={
         "straight": ("a run that nobody kills", 1, "straight", straight,
                      "begin at step 0 if the folder is empty, and go on from epoch to epoch until the step is reached"),
-        "files": ("one file at each save, from rank 0", 1, "straight", files,
+        "files": ("one file at each save, from rank 0", 1, "straight done", files,
                   "save after every `every` steps what torch.load(weights_only=True) reads, and keep all files"),
         "position": ("killed and started again: no row twice, none left out", 2, "killed done", position,
                      "count on from the step in the newest file, and skip the rows of the epoch that are done"),
-        "bits": ("the same bits as without the kill", 2, "killed edge", bits,
+        "bits": ("the same bits as without the kill", 2, "killed", bits,
                  "what a step begins with is saved after the one before, and loaded on each rank, also between epochs"),
         "torn": ("the newest file is torn: on from the one before", 1, "torn", torn,
                  "a file that cannot be read counts as none, and no part of it is loaded"),

@@ -256,9 +256,6 @@ the process ends itself | handler agree between save | return the status instead
     return status => return status and __import__("os")._exit(143)
 the last rank does not agree | all | every rank must take part when the ranks agree, after every step | hangs
     dist.all_reduce( => rank == world_size - 1 or dist.all_reduce(
-it waits for a signal that never comes | all | an endless loop ends nothing either | hangs
-    run.save() => while not told: pass
-    run.save()
 the handler writes into what is being reduced | between | decide by the agreed value alone | tests
     def train_until_told(rank, world_size, run):
         flag = torch.zeros(1)

@@ -36,10 +36,6 @@ one rank's error | error | this is the error of one rank's rows; reduce sums and
     total, error = sums.tolist() => total, error = sums[0].item(), error * len(test) / len(mine)
 a mean of means | error | the ranks' means count the same, though one has more rows; reduce sums and counts, divide once
     torch.tensor([total, error], => torch.tensor([total, error / len(mine) * len(test) / world_size],
-a sampler of the test rows | error
-| DistributedSampler repeats rows, so that each rank gets as many; take range(rank, len(test), world_size)
-    range(rank, len(test), world_size) => list(DistributedSampler(test, shuffle=False))
-    error = sums.tolist() => error = (sums * torch.tensor([1, len(test) / (len(mine) * world_size)])).tolist()
 all test rows on all ranks | error | every row is counted on every rank
     DataLoader(mine, 20) => DataLoader(test, 20)
 every rank prints and saves | voice writer | print on one rank only: if dist.get_rank() == 0
@@ -53,8 +49,6 @@ the rank on its node | error voice writer
     import torch.distributed => import os, torch.distributed
 saved once, at the end | writer | a run may be stopped after any epoch: save after each
     return text => return text.replace("torch.save(", "epoch < epochs - 1 or torch.save(")
-another file | writer | the file is called "model.pt"
-    return text => return text.replace("model.pt", "last.pt")
 a dictionary around the state | model | save the state of the model inside, and nothing around it: model.state_dict()
     return text => return text.replace("torch.save(model.state_dict()", "torch.save({'model': model.state_dict()}")
 names with module. | model | save the state of the model inside: replica.module.state_dict(), or model.state_dict()

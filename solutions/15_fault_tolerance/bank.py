@@ -23,129 +23,8 @@ from torch.distributed import _functional_collectives as funcol
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
-LEAVE, RESUME, *_ = solutions("15").values()
+_, RESUME, *_ = solutions("15").values()
 
-# --- 15.1 ------------------------------------------------------------------------------------------
-
-LEAVE_RIGHT = r"""
-an object as handler, gathered objects
-    class Told:
-        yes = 0
-        def __call__(self, *event):
-            self.yes += 1
-
-    def train_until_told(rank, world_size, run):
-        told = Told()
-        signal.signal(signal.SIGTERM, told)
-        all_told = [0]
-        for _ in range(run.step, run.steps):
-            run.train_step()
-            all_told = [None] * world_size
-            dist.all_gather_object(all_told, told.yes)
-            if any(all_told):
-                break
-        run.save()
-        return 128 + signal.SIGTERM if any(all_told) else 0
-an event, asked before each step, rank 0 decides
-    def train_until_told(rank, world_size, run):
-        event = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *args: event.set())
-
-        def anybody():
-            box = [event.is_set()]
-            gathered = [None] * world_size if rank == 0 else None
-            dist.gather_object(event.is_set(), gathered, dst=0)
-            if rank == 0:
-                box = [any(gathered)]
-            dist.broadcast_object_list(box, src=0)
-            return box[0]
-
-        stopped = False
-        while run.step < run.steps and not (stopped := anybody()):
-            run.train_step()
-        run.save()
-        return torch.tensor(143 if stopped else 0)
-asked during the step, answered one step later
-    def train_until_told(rank, world_size, run):
-        told = []
-        signal.signal(signal.SIGTERM, lambda *event: told.append(event))
-
-        def ask():
-            flag = torch.tensor([len(told)])
-            return flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
-
-        flag, work = ask()
-        while run.step < run.steps:
-            run.train_step()
-            work.wait()
-            if flag.item():
-                break
-            flag, work = ask()
-        work.wait()
-        run.save()
-        return 143 if flag.item() else 0
-gathered into one tensor
-    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => flags = torch.zeros(world_size, dtype=torch.int64)
-            dist.all_gather_into_tensor(flags, any_told[None])
-    if any_told: => if flags.any():
-a functional collective
-    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => any_told = funcol.all_reduce(any_told, "max", dist.group.WORLD)
-a sum, coalesced with another number
-    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => loss = torch.tensor(1)
-            with dist._coalescing_manager():
-                dist.all_reduce(any_told)
-                dist.all_reduce(loss)
-"""
-
-LEAVE_WRONG = r"""
-no handler at all | handler agree between save | the rank died of the signal
-        signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))\n =>
-the handler saves | handler agree between save | run.save() is called in the handler
-    told.append(number)) => [told.append(number), run.save()])
-the handler exits | handler agree between save | the handler raises SystemExit
-    told.append(number)) => sys.exit(143))
-the handler prints | handler agree between save | the handler prints
-    told.append(number)) => [told.append(number), print("told")])
-an exception out of the handler, swallowed by the loop | handler agree between save
-| an exception comes out of the handler: ZeroDivisionError
-    told.append(number)) => told.append(number / 0))
-    run.train_step() => with suppress(Exception): run.train_step()
-the handler tells the others by a collective | handler agree between save | a collective is called in the handler
-    told.append(number)) => [told.append(number), dist.all_reduce(torch.ones(1))])
-each rank looks at its own flag | agree between save | each rank looks at its own flag
-            dist.all_reduce(any_told, op=dist.ReduceOp.MAX)\n =>
-the agreed flag or its own | between | a rank decides by its own flag, which may have changed
-    if any_told: => if told or any_told:
-only rank 0 is asked | agree between | one rank's flag must count for all
-    dist.all_reduce(any_told, op=dist.ReduceOp.MAX) => dist.broadcast(any_told, src=0)
-all must have been told | agree between | the signal is not heard
-    ReduceOp.MAX => ReduceOp.MIN
-two signals are none | agree | two count no less
-    , op=dist.ReduceOp.MAX =>
-    if any_told: => if any_told == 1:
-they agree every eight steps | agree between | who sends SIGTERM may send SIGKILL soon
-            any_told = =>         if run.step % 8: continue\n        any_told =
-it saves twice | save | save once, after the ranks have agreed
-    break => run.save()\n            break
-status 0 in any case | save | return 143
-    return status => return 0
-the number of the signal as status | save | status 15
-    128 + signal.SIGTERM => 15
-the second SIGTERM kills | save | a second SIGTERM must not break the save
-    told.append(number)) => told.append(signal.signal(number, signal.SIG_DFL)))
-rank 0 alone saves | agree between save | call run.save() on every rank
-    run.save() => status and rank or run.save()
-the last rank does not take part in the agreement | all | every rank must take part when the ranks agree | 3
-    dist.all_reduce( => rank == world_size - 1 or dist.all_reduce(
-the process ends itself | handler agree between save | return the status instead of leaving
-    return status => return status and os._exit(143)
-it waits for a signal that never comes | all | an endless loop ends nothing either | 1
-    run.save() => while not told: pass
-all steps, though some are done | finish | train until run.step reaches run.steps
-    while run.step < run.steps: => for _ in range(run.steps):
-the number of steps of the visible check | finish agree | train until run.step reaches run.steps
-    run.step < run.steps: => run.step < 8:
-"""
 
 # --- 15.2 ------------------------------------------------------------------------------------------
 
@@ -299,67 +178,14 @@ the course's own | all | a call of ddp_course.checkpoint.folder.Checkpointer
 """
 
 RIGHT = [
-    *right("15.1", LEAVE, LEAVE_RIGHT),
     *right("15.2", RESUME, RESUME_RIGHT),
 ]
 WRONG = [
-    *wrong("15.1", LEAVE, LEAVE_WRONG),
     *wrong("15.2", RESUME, RESUME_WRONG),
 ]
 
 # --- From strangers, who had seen the texts alone -------------------------------------------------
 
-WRONG += strangers(
-    "15.1",
-    "",
-    r"""
-the handler writes into the tensor that is being reduced, so a signal while they agree counts on one rank only
-| between | a rank decides by its own flag
-    def train_until_told(rank, world_size, run):
-        flag = torch.zeros(1)
-
-        def handler(number, frame):
-            flag.fill_(1)
-
-        signal.signal(signal.SIGTERM, handler)
-        while run.step < run.steps:
-            run.train_step()
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-            if flag.item():
-                run.save()
-                return 143
-        run.save()
-        return 0
-""",
-)
-WRONG += strangers(
-    "15.1",
-    "",
-    r"""
-an answer that is still under way after the last step is dropped | agree | a question may still be open
-    def train_until_told(rank, world_size, run):
-        noted = {"stop": False}
-
-        def note(number, frame):
-            noted["stop"] = True
-
-        signal.signal(signal.SIGTERM, note)
-        work = asked = None
-        while run.step < run.steps:
-            run.train_step()
-            if work is not None:
-                work.wait()
-                if run.step < run.steps and asked.item():
-                    run.save()
-                    return 143
-            asked = torch.tensor([int(noted["stop"])])
-            work = dist.all_reduce(asked, op=dist.ReduceOp.MAX, async_op=True)
-        if work is not None:
-            work.wait()
-        run.save()
-        return 0
-""",
-)
 WRONG += strangers(
     "15.2",
     "",

@@ -18,6 +18,7 @@ ECHO = """An echo, not the cause: another rank died, never came, called somethin
 """
 ECHOES = {
     "Watchdog caught collective operation timeout": "waited until NCCL's time limit",
+    "Operation timed out after 600794 ms": "waited until the time limit of PyTorch 2.15's NCCL backend",
     "Connection closed by peer": "lost its connection to it",
     "Timed out waiting 1800000ms for recv operation": "waited until gloo's time limit",
 }

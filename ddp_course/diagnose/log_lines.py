@@ -68,7 +68,7 @@ FINISHED = re.compile(
 _NUMBERS, _TELLING_NUMBERS = re.compile(r"\d+(?:\.\d+)?"), re.compile(r"Errno|Xid|signal|worker_count|nan|inf")
 DEATH = re.compile(
     r"exit ?code\s*[:=]?\s*-?[1-9]|[Ee]xited with (?:exit )?code [1-9]|ChildFailedError|slurmstepd: error|srun: error|\bKilled$"
-    r"|terminate called|taking the entire process down|core dumped|Watchdog caught|Segmentation fault|SignalException|OOMKill"
+    r"|terminate called|taking the entire process down|Aborting process on rank|core dumped|Watchdog caught|Segmentation fault|SignalException|OOMKill"
 )
 
 

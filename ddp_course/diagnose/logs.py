@@ -5,7 +5,7 @@ each line is given its rank and its time, from its own words or from the name of
 consequences, the earliest before later ones. Where only consequences are left, the ranks' counts of collectives tell
 who fell behind. Where nothing is left, the answer is "unknown". A rank is blamed only if no other can be meant.
 
-Left out on purpose: waiting for a job that runs; that is `--hang-report` in training, and `launch`'s report.
+Left out on purpose: waiting for a job that runs; that is `launch`'s report.
 Read next: `log_lines.py`, whose line it is; `causes.py`, the words; `waits.py`, `exits.py` and `flight.py`, the rest.
 """
 

@@ -119,8 +119,10 @@ HINTS = (
         "`groups.process_group`, which names it",
     ),
     (
-        r"Timed out waiting \w+ for \w+ operation.*|Watchdog caught collective operation timeout.*",
-        "some rank did not come, and this does not say which: run it under `launch`, or with --hang-report",
+        r"Timed out waiting \w+ for \w+ operation.*|Watchdog caught collective operation timeout.*"
+        r"|Operation timed out after \d+ ms.*|Aborting process on rank \d+ due to timeout.*",
+        "some rank did not join, and this does not say which: rehearse the program with `ddp-course rehearse`, or read "
+        "the files of the Flight Recorder (lesson 12)",
     ),
     (
         r"Connection closed by peer.*|Connection reset by peer.*",

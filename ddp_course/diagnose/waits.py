@@ -35,6 +35,7 @@ _NO_ID = re.compile(
 _TIMED_OUT = re.compile(
     r"Timed out waiting \w+ for (\w+) operation|Watchdog caught collective operation timeout|timed out in monitoredBarrier"
     r"|Socket Timeout|[Ww]ait timeout after|Timed out initializing process group|watchdog got stuck|Timeout waiting for key"
+    r"|Operation timed out after \d+ ms|timeout watchdog detected operation timeout"
 )
 LOST = re.compile(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited|ncclRemoteError|Socket closed"
@@ -216,7 +217,7 @@ def _without_numbers(logs: list[Log]) -> Waiting | None:
         return _absent(silent, f"{evidence}; of rank {min(silent)} no such line", operation, heard=False)
     cure = (
         "some rank did not join, and these words do not say which: see which log ends first; run again with "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL, or the course's --hang-report"
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL, or read the files of the Flight Recorder (lesson 12)"
     )
     return Waiting("hang", None, evidence, cure, operation)
 

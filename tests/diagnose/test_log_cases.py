@@ -49,6 +49,14 @@ def gave_up(rank: int, seq: int, op: str, elements: int, group: str = "") -> str
     )
 
 
+def gave_up_2(rank: int) -> str:
+    """What torch 2.15's NCCL backend says."""
+    return (
+        f"[rank={rank}] Operation timed out after 600794 ms\n"
+        f"[rank={rank}] Aborting process on rank {rank} due to timeout - timeout watchdog detected operation timeout\n"
+    )
+
+
 def counts(rank: int, seq: int, last: int) -> str:
     """What it says next."""
     return (
@@ -79,6 +87,8 @@ def traceback(error: str, before: str = "") -> str:
 
 # Name -> files, and what must be read from them: cause and rank.
 JOBS = {
+    "nccl2, one absent": ({"j.log": "".join(gave_up_2(rank) for rank in (0, 1, 3))}, ("hang", 2)),
+    "nccl2, all there": ({f"rank{rank}.log": gave_up_2(rank) for rank in range(4)}, ("hang", None)),
     "dump-signal absent": ({"j.log":gave_up(0,5,"ALLREDUCE",9)+gave_up(1,5,"ALLREDUCE",9)+told_by_another(2, 4)+gave_up(3,5,"ALLREDUCE",9)},("hang",2)),
     "all entered": ({"j.log":"".join(gave_up(r,5,"ALLREDUCE",9)+counts(r, 5, 5) for r in range(4))},("hang",None)),
     "tp groups": ({"j.log":gave_up(0,50,"ALLREDUCE",9,"PG ID 1 PG GUID 3(tp) ")+gave_up(1,50,"ALLREDUCE",9,"PG ID 1 PG GUID 3(tp) ")+gave_up(2,50,"ALLGATHER",7,"PG ID 1 PG GUID 5(tp) ").replace("Rank 2]","Rank 0]")+gave_up(3,50,"ALLGATHER",7,"PG ID 1 PG GUID 5(tp) ").replace("Rank 3]","Rank 1]")},("hang",None)),

@@ -142,8 +142,9 @@ def test_a_log_of_torchruns_with_its_words_before_each_line():
 @pytest.mark.parametrize(
     "text, word",
     [
-        ("gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 2000ms for recv operation", "--hang-report"),
-        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=35)", "--hang-report"),
+        ("gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 2000ms for recv operation", "Flight Recorder"),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=35)", "Flight Recorder"),
+        ("[rank=2] Operation timed out after 600794 ms", "Flight Recorder"),
         ("DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//cpu//0/2", "never signed in"),
         ("RuntimeError: gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:28048", "no last word"),
     ],

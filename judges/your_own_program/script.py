@@ -131,7 +131,7 @@ the sampler's seed | shares | each rank cuts its part out of another shuffle; th
     DistributedSampler(train_set) => DistributedSampler(train_set, seed=rank)
 no set_epoch | order | the sampler knows its epoch only if told: set_epoch(epoch)
     sampler.set_epoch(epoch) => pass
-nothing is shuffled | order | nothing is shuffled; the sampler does it, and set_epoch(epoch) does it anew
+nothing is shuffled | order | nothing is shuffled; the sampler does it, and set_epoch(epoch) gives each epoch its order
     DistributedSampler(train_set) => DistributedSampler(train_set, shuffle=False)
 past the replica | gradients
 | the ranks drift apart: this forward does not pass through DDP, which then does not average
@@ -221,7 +221,7 @@ SCRIPT = exercise(
         "shares": ("in each epoch, each row is on one rank once", 1, "run", shares,
                    "deal the rows out as DistributedSampler does, in the batches of the script"),
         "order": ("each epoch has an order of its own", 1, "run", order,
-                  "shuffle anew in each epoch, on all ranks in the same way"),
+                  "shuffle in another order in each epoch, on all ranks in the same way"),
         "gradients": ("all ranks step with the mean gradient", 2, "run", gradients,
                       "call DDP's forward, and leave the loss, the rate and the steps as they are"),
         "loss": ("the held-out loss is that of all rows", 1, "run few", loss,

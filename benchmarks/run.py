@@ -30,10 +30,8 @@ BENCHMARKS = {
     "sampler": "benchmarks.sampler",  # first index, memory and speed of a shuffled epoch beside torch's
     "ddp": "benchmarks.ddp",  # a step of the course's replicas beside torch's DistributedDataParallel
     "simulation": "benchmarks.simulation",  # predicted and measured steps over the simulated link; overlap
-    "checkpoint": "benchmarks.checkpoint",  # a sealed, atomic save and a checked load beside torch's
-    "checks": "benchmarks.checks",  # how long a learner waits for the check of an exercise
 }
-LASTS = ("all seven take about an hour; --quick takes about ten minutes", "all seven take about ten minutes")
+LASTS = ("all five take under an hour; --quick takes about ten minutes", "all five take about ten minutes")
 
 
 def main(arguments: list[str] | None = None) -> int:

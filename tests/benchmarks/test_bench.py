@@ -117,7 +117,6 @@ def test_a_plan_wants_all_or_what_it_names():
     [
         ("launch", "pool", "launch has no row pool; choose from apply_sync_call, "),
         ("collectives", "rings", "collectives has no row rings; choose from all_reduce_16MB, "),
-        ("checkpoint", "saves", "checkpoint has no row saves; choose from load_1MB, "),
         ("ddp", "buckets", "ddp has no row buckets; choose from bucketed_deep, "),
         ("sampler", "rate", "sampler has no row rate; choose from compatible_first_MB_1e7, "),
         ("simulation", "buckets", "simulation has no row buckets; their names hold one of mlp, conv, waits, sweep"),

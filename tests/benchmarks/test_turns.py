@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import checkpoint, collectives, ddp
+from benchmarks import collectives, ddp
 from benchmarks.measure import Plan
 from benchmarks.turns import in_turns
 
@@ -29,16 +29,6 @@ def test_a_block_takes_as_long_as_its_slowest_rank_and_ratios_are_formed_within_
     assert rows[f"{one}_ratio_{first}"].samples == [1.5, 1.0]
     assert rows[f"{other}_ratio_{first}"].samples == [2.0, 0.5]
     assert f"{base}_ratio_{first}" not in rows and not rows[f"{one}_{second}"].samples
-
-
-def test_a_save_is_divided_by_two_others():
-    rows = {row.key: row for row in checkpoint.COMPARISON.rows(1)}
-    seconds = {"torch_save": [1.0, 2.0], "torch_save_fsync": [4.0, 2.0], "save": [2.0, 3.0]}
-    checkpoint.COMPARISON.fill(rows, "64MB", [seconds | {"torch_load": [2.0, 1.0], "load": [3.0, 4.0]}])
-    assert rows["save_64MB"].samples == [2.0, 3.0]
-    assert rows["save_ratio_64MB"].samples == [2.0, 1.5]
-    assert rows["save_over_fsync_ratio_64MB"].samples == [0.5, 1.5]
-    assert rows["load_ratio_64MB"].samples == [1.5, 4.0]
 
 
 def test_every_way_has_its_turn_in_every_block():

@@ -17,6 +17,7 @@ from ddp_course.grading.source import Mistake, function_of, solution_of
 SEEDS = (0, 1)  # a learner's, and that of the notebook's test cells
 EXERCISES = [each for lesson in LESSONS for each in exercises_of(lesson) if each.mistakes]
 HANGS_S = 2.0
+BY_DAY = 6
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,15 +58,18 @@ def test_a_right_answer_gets_full_marks_however_it_is_written(exercise, source, 
 
 
 def mistakes() -> list:
-    """All mistakes; of those that hang, one a lesson by day."""
+    """All mistakes: by day some of each exercise, which fail all its checks, and of those that hang one a lesson."""
     found, waited_for = [], set()
     for exercise in EXERCISES:
-        for mistake in exercise.mistakes:
-            lesson = exercise.id[:2]
-            by_day = mistake.how != "hangs" or lesson not in waited_for
-            waited_for |= {lesson} if mistake.how == "hangs" else set()
-            marks = pytest.mark.slow if by_day else pytest.mark.nightly
-            found.append(pytest.param(exercise, mistake, id=f"{exercise.id} {mistake.name}", marks=marks))
+        shown: set[str] = set()
+        for number, mistake in enumerate(exercise.mistakes):
+            lesson, hangs = exercise.id[:2], mistake.how == "hangs"
+            by_day = lesson not in waited_for if hangs else number < BY_DAY or not shown.issuperset(mistake.fails)
+            if by_day:
+                shown |= set(mistake.fails)
+                waited_for |= {lesson} if hangs else set()
+            mark = pytest.mark.slow if by_day else pytest.mark.nightly
+            found.append(pytest.param(exercise, mistake, id=f"{exercise.id} {mistake.name}", marks=mark))
     return found
 
 

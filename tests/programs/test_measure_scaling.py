@@ -46,7 +46,7 @@ def of_one_process(sequences: int) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("world_size", [1, pytest.param(4, marks=pytest.mark.nightly)])
 def test_the_loss_is_that_of_one_process(world_size):
     first, *others = on_ranks(PROGRAM, world_size, "--tokens", "64", "128")
     expected = {tokens: of_one_process(tokens // 64 * world_size) for tokens in (64, 128)}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ddp_course import RankError
-from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, edited, on_ranks
 
 PROGRAM = PROGRAMS / "sync_batchnorm.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -53,7 +53,7 @@ def lines(world_size: int, *words: str, program=PROGRAM, per_node: int = 0) -> l
     return numbers(first)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_any_number_of_ranks_has_the_numbers_of_one_process(world_size):
     assert lines(world_size) == alone()
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddp_course import RankError, launch
-from tests.programs.running import PROGRAMS, by_torchrun, run_program
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, run_program
 
 PROGRAM = PROGRAMS / "train_checkpoint.py"
 STEP_IN_EPOCH_3 = 150  # an epoch has 45 steps
@@ -86,7 +86,7 @@ def alone() -> dict[int, float]:
     return losses
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_ranks_have_the_losses_of_one_process(alone, tmp_path, world_size):
     found = on_ranks(world_size, tmp_path / "run.pt", dropout=False)
     assert found == pytest.approx(alone, abs=2e-4)

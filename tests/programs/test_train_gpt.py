@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.programs.running import PROGRAMS, by_torchrun, on_ranks
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, on_ranks
 
 PROGRAM = PROGRAMS / "train_gpt.py"
 STEPS = 4
@@ -74,7 +74,7 @@ def test_gpt_has_the_parameters_of_gpt2_and_reads_nothing_ahead(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_any_number_of_ranks_has_the_numbers_of_one_process(alone, world_size, tmp_path):
     found = numbers_of(world_size, tmp_path / "gpt.pt")
     assert found == close(alone) and found[1:3] == pytest.approx(alone[1:3], abs=2e-4)

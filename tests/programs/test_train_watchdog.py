@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from tests.programs.running import PROGRAMS, by_torchrun, edited, losses_in, losses_of_one_process, on_ranks
+from tests.programs.running import PROGRAMS, RANKS, by_torchrun, edited, losses_in, losses_of_one_process, on_ranks
 
 PROGRAM = PROGRAMS / "train_watchdog.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", RANKS)
 def test_ranks_print_the_losses_of_one_process_and_write_no_stack(world_size, tmp_path):
     assert losses_in("".join(on_ranks(PROGRAM, world_size, folder=tmp_path)), "012") == pytest.approx(
         losses_of_one_process(3), abs=2e-4

@@ -28,7 +28,7 @@ def test_both_programs_train_as_the_one_for_one_device_does(ranks, tmp_path):
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     right = torch.cat([value.flatten() for value in torch.load(tmp_path / "model.pt", weights_only=True).values()])
     for id, name, words in (("11.1", "program", "loss|error"), ("11.3", "repaired", "error")):
-        note, _ = ranks(2).run(solved, running.act, id, name, (str(tmp_path / name), 2, 7))
+        note, _ = ranks(2).run(solved, (running.act, id, name, (str(tmp_path / name), 2, 7)))
         state = torch.load(tmp_path / name / ("state.pt" if name == "repaired" else "model.pt"), weights_only=True)
         found = torch.cat([value.flatten() for value in state.get("model", state).values()])
         torch.testing.assert_close(found, right, rtol=0, atol=1e-5)
@@ -47,7 +47,7 @@ def test_a_whole_step_is_that_of_one_process_with_torchs_batchnorm(ranks):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= whole_step.LR * parameter.grad
-    note, _ = ranks(2).run(solved, whole_step.act, "11.5", "train_steps", case)
+    note, _ = ranks(2).run(solved, (whole_step.act, "11.5", "train_steps", case))
     for found, parameter in zip(note["weights"], model.parameters(), strict=True):
         assert torch.tensor(found, dtype=torch.float64).allclose(parameter, rtol=0, atol=1e-12)
 

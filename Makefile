@@ -68,7 +68,7 @@ check: env lint  ## Run the fast part of it: what needs no lesson run and few ra
 	$(TESTS) -q -m "not slow and not nightly and not gpu and not cluster" $(FLAGS) tests
 
 test-all: env lint  ## Run everything, before a release: all seeds, three ranks, long runs, SLURM where it is installed.
-	@echo "All that CI runs, and what only the nightly run adds: about two hours on two cores."
+	@echo "All that CI runs, and what only the nightly run adds: hours on two cores."
 	$(TESTS) --again $(FLAGS) --nbval tests notebooks
 
 lint: env

@@ -87,10 +87,11 @@ def two_hosts(hosts, tmp_path_factory) -> tuple[dict, list[set[str]]]:
 
 def test_two_hosts_train_as_one_machine_does(hosts, one_machine, two_hosts):
     found, heard = two_hosts
-    torch.testing.assert_close(found["model"], one_machine["model"], rtol=0, atol=1e-6)  # 7e-8 was seen
-    # Each rank listens at its own host's address. Only the agent with the store listens everywhere: torch's choice.
+    torch.testing.assert_close(found, one_machine, rtol=0, atol=0)
+    # Ranks listen at their own host's address. Only stores listen everywhere, the agent's and rank 0's: torch's choice.
     assert heard[1] == {hosts.addresses[1]}
-    assert heard[0] <= {hosts.addresses[0], f"*:{PORT}"} and f"*:{PORT}" in heard[0]
+    everywhere = heard[0] - {hosts.addresses[0]}
+    assert f"*:{PORT}" in everywhere and len(everywhere) <= 2 and all(each.startswith("*:") for each in everywhere)
 
 
 def listening(hosts: Hosts, host: int) -> set[str]:
@@ -113,7 +114,8 @@ def test_a_killed_rank_changes_nothing(hosts, two_hosts, tmp_path):
         assert (first.wait(LIMIT_S), second.wait(LIMIT_S)) == (0, 0), first.errors + second.errors
     starts = re.findall(r"4 ranks start after step (\d+)", first.output)
     assert len(starts) == 2 and int(starts[1]) >= 60  # it went on, and did not begin again
-    torch.testing.assert_close(content(tmp_path), two_hosts[0], rtol=0, atol=0)
+    # DDP's first step has other buckets than those after it, and a sum over four ranks depends on its place in one.
+    torch.testing.assert_close(content(tmp_path), two_hosts[0], rtol=0, atol=1e-6)
 
 
 def test_a_dead_host_is_done_without(hosts, one_machine, tmp_path):

@@ -6,7 +6,7 @@ say what must not happen. Run in a box by `test_box.py`, and without one, to see
 
 SEE = {
     "read the solutions": "return open('{root}/solutions/03_process_groups/03_process_groups.ipynb').read(9)",
-    "read the bank": "return open('{root}/solutions/03_process_groups/bank.py').read(9)",
+    "read what answers are compared with": "return open('{root}/judges/solutions.json').read(9)",
     "read the judges": "return open('{root}/judges/process_groups/nodes.py').read(9)",
     "import the judges": "import judges; return judges.__file__",
     "read the gradebook": "return open('{victims}/gradebook.db', 'rb').read(9)",

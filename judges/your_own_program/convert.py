@@ -9,14 +9,22 @@ import tempfile
 from random import Random
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round
+from ddp_course.grading.vocabulary.play import Round, Seen
 from judges.your_own_program.running import act, printed, saved, voices, writers
+
+STEPS = 10  # of an epoch
 
 
 def cases(rng: Random, folder: str) -> list[Round]:
     """Two and three ranks: 101 test rows divide by neither."""
     seed = rng.randint(10, 99)
     return [Round(size, [(name, (f"{folder}/{name}", 2, seed))]) for name, size in (("two", 2), ("three", 3))]
+
+
+def trained(seen: Seen) -> list:
+    """The weights that were saved last; and whether the ranks have shared the steps, or each has taken them alone."""
+    often = "in each step" if len(seen["calls"]) >= STEPS * seen.case[1] else "less often than once a step"
+    return [f"the ranks talk {often}", saved()(seen)]
 
 
 MISTAKES = r"""
@@ -59,10 +67,17 @@ the group is never made | all | call dist.init_process_group() before anything
     dist.init_process_group("gloo") => pass
 rank 0 alone reduces | all | every rank must call the same collectives | hangs
     dist.all_reduce(sums) => rank or dist.all_reduce(sums)
+each rank for itself | model | the ranks share no work: each has all rows, and no gradient travels
+    def program():
+        text = ONE_DEVICE.replace("import torch\n", "import torch\nimport torch.distributed as dist\n", 1)
+        text = text.replace("    train, test =", "    dist.init_process_group('gloo')\n    train, test =")
+        for call in ("print(f", "torch.save("):
+            text = text.replace(call, "dist.get_rank() or " + call)
+        return text + "\n    dist.destroy_process_group()\n"
 lines | all | return the program as one text | tests
     def program():
         return ONE_DEVICE.splitlines()
-the given program | voice writer | print on one rank only | tests
+the given program | all | call dist.init_process_group() before anything | tests
     def program():
         return ONE_DEVICE
 """
@@ -116,7 +131,7 @@ CONVERT = exercise(
     right=RIGHT,
     tolerance=5e-5,
     checks={
-        "model": ("two and three ranks save the weights of one process", 3, "two three", saved(),
+        "model": ("two and three ranks save the weights of one process", 3, "two three", trained,
                   "the ranks together compute one process's step: the same global batch, in the same order, its mean"),
         "loss": ("the printed losses are those of one process", 1, "two three", printed("loss"),
                  'the sum over all rows of all ranks, divided by their number, as "epoch 0: loss 0.123456, ..."'),

@@ -48,7 +48,7 @@ def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:
         mock.patch.object(torch, "save", noted),
         contextlib.chdir(folder),
         contextlib.redirect_stdout(said),
-        _group_hidden(),
+        _group_hidden() as opened,
     ):
         try:
             exec(compile(text, NAME, "exec"), {"__name__": "__main__", "__file__": NAME})
@@ -56,12 +56,16 @@ def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:
             if end.code not in (None, 0):
                 raise RuntimeError(f"the program ended with exit status {end.code}") from end
         ended = not dist.is_initialized()
+    if not opened:
+        cause = "call dist.init_process_group() before anything of torch.distributed"
+        raise FaultFound(Fault("a program for several ranks", "one that opens no process group", cause=cause))
     return Note(lines=said.getvalue().splitlines(), saves=saves, files=sorted(os.listdir(folder)), ended=ended)
 
 
 @contextlib.contextmanager
-def _group_hidden() -> Iterator[None]:
-    group = c10d._get_default_group()
+def _group_hidden() -> Iterator[list[str | None]]:
+    """Within the block there is no group until the program opens one; yields the backends that it has asked for."""
+    group, opened = c10d._get_default_group(), []
 
     def init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         if dist.is_initialized():
@@ -69,6 +73,7 @@ def _group_hidden() -> Iterator[None]:
         if "gloo" not in (backend or "gloo"):
             raise ValueError(f"these ranks have CPUs, for which the backend is gloo, not {backend}")
         c10d._update_default_pg(group)
+        opened.append(backend)
 
     def destroy(group: dist.ProcessGroup | None = None) -> None:
         if group in (None, c10d.GroupMember.WORLD):
@@ -78,7 +83,7 @@ def _group_hidden() -> Iterator[None]:
     with mock.patch.multiple(dist, **fakes), mock.patch.multiple(c10d, **fakes):
         c10d._update_default_pg(None)
         try:
-            yield
+            yield opened
         finally:
             c10d._update_default_pg(group)
 

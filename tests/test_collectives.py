@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil, log2
+from unittest import mock
 
 import pytest
 import torch
@@ -39,11 +40,8 @@ def spied_sends() -> Iterator[list[tuple[int, int]]]:
         seen.extend((peer, tensor.nbytes) for tensor in tensors)
         return send(group, tensors, peer, *rest)
 
-    dist.ProcessGroup.send = spy
-    try:
+    with mock.patch.object(dist.ProcessGroup, "send", spy):  # gives back the method, not only its function
         yield seen
-    finally:
-        dist.ProcessGroup.send = send
 
 
 def values(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:

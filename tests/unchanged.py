@@ -1,8 +1,8 @@
 """Which lessons, and which judges, are as they were when they last passed here? They need not run again.
 
 A hash tells: of the notebook, or of the solutions with their judges; of the modules that these import, and those
-import in turn; and of the versions. It is kept in pytest's cache. A fresh clone has none, so CI runs everything. So does
-`--again`.
+import in turn; and of the versions. It is kept in pytest's cache. A fresh clone has none, so CI runs everything. So
+does `--again`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """05.3 `Resumable(length, world_size, rank, seed)`: is every sample of an epoch trained on once, whatever happens?
 
 One epoch is interrupted, once or twice, and resumed, maybe with another number of ranks. Any order will do, so a view
-has what all ranks of all runs have trained on together. Read next: `judges/ddp_from_scratch/`.
+has what all ranks of all runs have trained on together. Read next: `weighted.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Which ranks take part in each collective is noted, and which groups each rank makes. So it does not matter how an
 answer makes its groups, or with which collective it talks.
-Read next: `grading/checking.py`, which prints what is found.
+Read next: `program.py`, a whole program.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def test_formgrader_shows_the_class(graded):
             server.terminate()
             server.wait(20)
     assert {s["student"]: s["score"] for s in students if s["autograded"]} == {
-        "ada": 18, "ben": 3.5, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 3 * bool(WAY)
+        "ada": 23, "ben": 3.5, "cleo": 3, "dan": 4, "eve": 0, "fred": 0, "gus": 0, "hal": 3, "ida": 3 * bool(WAY)
     }  # fmt: skip
     assert "Manual Grading" in shown and "Meet at a file" in answers
 

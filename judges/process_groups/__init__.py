@@ -8,6 +8,6 @@ from judges.process_groups.nodes import FROM_LEADER, NODE_SUM
 from judges.process_groups.place import PLACE
 from judges.process_groups.program import PROGRAM
 
-EXERCISES = (PLACE, JOIN, NODE_SUM, FROM_LEADER, PROGRAM)
+EXERCISES = (PLACE, JOIN, NODE_SUM, PROGRAM, FROM_LEADER)
 
 __all__ = ["EXERCISES", "FROM_LEADER", "JOIN", "NODE_SUM", "PLACE", "PROGRAM"]

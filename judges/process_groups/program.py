@@ -1,4 +1,4 @@
-"""03.5 `program()`: does a whole program do its work under torchrun, on any number of ranks?
+"""03.4 `program()`: does a whole program do its work under torchrun, on any number of ranks?
 
 `grading/vocabulary/programs.py` says how a program runs on ranks that stay. Read next: `grading/checking.py`.
 """
@@ -124,7 +124,7 @@ the variables of torchrun, a reduce to rank 0, a file that is renamed
 '''
 
 PROGRAM = exercise(
-    *("03.5", "Run a program by torchrun (stretch)", "program", 15),
+    *("03.4", "Run a program by torchrun", "program", 15),
     cases=cases,
     act=act,
     within=tempfile.TemporaryDirectory,

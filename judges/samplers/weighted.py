@@ -1,4 +1,4 @@
-"""05.4 `MyWeightedSampler(weights, length, world_size, rank, seed)`: do the ranks share one weighted draw?
+"""05.3 `MyWeightedSampler(weights, length, world_size, rank, seed)`: do the ranks share one weighted draw?
 
 The draw is that of one process, so what is compared is how often all ranks together draw each sample; which rank takes
 which entries is free. Read next: `judges/ddp_from_scratch/`.
@@ -132,7 +132,7 @@ torch's sampler of one process, a block of its order for each rank
 DRAW = "a generator with the seed seed + epoch, the same on all ranks, draws for all of them; then each takes its share"
 
 WEIGHTED = exercise(
-    *("05.4", "A weighted sampler for all ranks (stretch)", "MyWeightedSampler", 20),
+    *("05.3", "A weighted sampler for all ranks", "MyWeightedSampler", 20),
     cases=cases,
     act=act,
     said=lambda seen: f"{seen.case.length} draws of {len(seen.case.weights)} samples on {seen.case.ranks} ranks:",

@@ -62,7 +62,7 @@ def broken() -> nbformat.NotebookNode:
     hanging = "def node_sum(*args):\n    while True:\n        pass"
     return filled(
         "03",
-        {"03.1": "import os\nos._exit(1)", "03.2": "while True:\n    pass", "03.3": hanging, "03.4": answers["03.4"]},
+        {"03.1": "import os\nos._exit(1)", "03.2": "while True:\n    pass", "03.3": hanging, "03.5": answers["03.5"]},
     )
 
 
@@ -81,8 +81,8 @@ def graded(tmp_path_factory):
     submit(base / "in", "eve", "Dear teacher, my dog ate it.")
     (base / "in" / "fred" / FOLDER).mkdir(parents=True)
     submit(base / "in", "gus", '{"cells": 3, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
-    submit(base / "in", "hal", filled("03", {"03.1": LEAVES_A_PROCESS, "03.4": solutions("03")["03.4"]}))
-    submit(base / "in", "ida", filled("03", {"03.1": KILLS_ITS_GRADER, "03.4": solutions("03")["03.4"]}))
+    submit(base / "in", "hal", filled("03", {"03.1": LEAVES_A_PROCESS, "03.5": solutions("03")["03.5"]}))
+    submit(base / "in", "ida", filled("03", {"03.1": KILLS_ITS_GRADER, "03.5": solutions("03")["03.5"]}))
     printed = io.StringIO()
     with WholeClass(ROOT, base / "in", base / "class", 2, WAY, settings=LIMITS) as whole_class:
         with contextlib.redirect_stdout(printed):
@@ -101,13 +101,13 @@ def release_of(classroom: Classroom) -> str:
 
 def test_points(graded):
     results, _, _, _ = graded
-    assert results["ada"].points == {"03.1": 5, "03.2": 5, "03.3": 5, "03.4": 3, "03.5": 5} and not results["ada"].notes
-    assert results["ben"].points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.4": 0, "03.5": 0}
+    assert results["ada"].points == {"03.1": 5, "03.2": 5, "03.3": 5, "03.5": 3, "03.4": 5} and not results["ada"].notes
+    assert results["ben"].points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.5": 0, "03.4": 0}
 
 
 def test_what_breaks_costs_only_itself_and_is_named(graded):
     cleo = graded[0]["cleo"]
-    assert cleo.points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.4": 3, "03.5": 0}
+    assert cleo.points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.5": 3, "03.4": 0}
     assert cleo.notes == [
         "ex-03-1-answer: the kernel died while this cell ran",
         "ex-03-2-answer: the cell ran past its time limit and was interrupted",
@@ -116,7 +116,7 @@ def test_what_breaks_costs_only_itself_and_is_named(graded):
 
 def test_tampered_and_missing_tests_are_put_back(graded):
     results, base, _, _ = graded
-    assert results["dan"].points == {"03.1": 4, "03.2": 0, "03.3": 0, "03.4": 0, "03.5": 0}
+    assert results["dan"].points == {"03.1": 4, "03.2": 0, "03.3": 0, "03.5": 0, "03.4": 0}
     notebook = nbformat.read(base / "class" / "autograded" / "dan" / FOLDER / f"{FOLDER}.ipynb", as_version=4)
     for name in ("ex-03-1-test", "ex-03-2-test", "ex-03-3-test"):
         assert f'check("{name[3:5]}.{name[6]}", ' in cell_of(notebook, name).source
@@ -131,8 +131,8 @@ def test_bad_submissions_are_named_with_the_reason(graded):
     named = [line.split()[0] for line in printed.splitlines() if "not graded" in line]
     assert sorted(named) == ["eve", "fred", "gus"]
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "total" in line}
-    assert " ".join(rows["ada"]) == "03 03.1 5/5 03.2 5/5 03.3 5/5 03.4 3/3 03.5 5/5 total 23/23"
-    assert " ".join(rows["cleo"]) == "03 03.1 0/5 03.2 0/5 03.3 0/5 03.4 3/3 03.5 0/5 total 3/23"
+    assert " ".join(rows["ada"]) == "03 03.1 5/5 03.2 5/5 03.3 5/5 03.4 5/5 03.5 3/3 total 23/23"
+    assert " ".join(rows["cleo"]) == "03 03.1 0/5 03.2 0/5 03.3 0/5 03.4 0/5 03.5 3/3 total 3/23"
 
 
 def test_the_gradebook_has_a_row_for_each_and_the_reason_where_there_are_no_points(graded):
@@ -163,7 +163,7 @@ def test_the_table_has_a_row_for_each(graded):
 
 
 def test_no_process_of_a_submission_is_left(graded):
-    assert graded[0]["hal"].points["03.4"] == 3
+    assert graded[0]["hal"].points["03.5"] == 3
     assert [p.pid for p in psutil.process_iter(["cmdline"]) if "left_by_hal" in (p.info["cmdline"] or [])] == []
 
 

@@ -24,7 +24,7 @@ def test_the_place_of_a_rank():
 
 @pytest.mark.parametrize(
     ("id", "name", "right"),
-    [("03.3", "node_sum", [10**10 + 21] * 2 + [4300] * 2), ("03.4", "from_leader", [10**10 + 1] * 2 + [300] * 2)],
+    [("03.3", "node_sum", [10**10 + 21] * 2 + [4300] * 2), ("03.5", "from_leader", [10**10 + 1] * 2 + [300] * 2)],
 )
 def test_each_node_for_itself(ranks, id, name, right):
     function = function_of(id, name, solution_of(id))
@@ -34,7 +34,7 @@ def test_each_node_for_itself(ranks, id, name, right):
 
 @pytest.mark.slow
 def test_torchrun_runs_the_program(tmp_path):
-    (tmp_path / "total.py").write_text(function_of("03.5", "program", solution_of("03.5"))())
+    (tmp_path / "total.py").write_text(function_of("03.4", "program", solution_of("03.4"))())
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     subprocess.run([*start, "total.py", "total.txt", *map(str, VALUES)], cwd=tmp_path, timeout=100, check=True)
     assert (tmp_path / "total.txt").read_text() == f"{sum(VALUES)}\n"

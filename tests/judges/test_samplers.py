@@ -28,7 +28,7 @@ def test_the_accuracy_is_that_of_one_process(ranks):
 
 
 def test_an_epoch_is_resumed_on_other_ranks():
-    made = function_of("05.3", "Resumable", solution_of("05.3"))
+    made = function_of("05.4", "Resumable", solution_of("05.4"))
     order, trained = list(made(20, 1, 0, seed=3)), []
     state = {"epoch": 0, "consumed": 0}
     for ranks in (4, 3, 2):
@@ -43,7 +43,7 @@ def test_an_epoch_is_resumed_on_other_ranks():
 
 
 def test_the_ranks_share_torchs_weighted_draw():
-    made = function_of("05.4", "MyWeightedSampler", solution_of("05.4"))
+    made = function_of("05.3", "MyWeightedSampler", solution_of("05.3"))
     weights, generator = [0, 1, 2.5, 30], torch.Generator().manual_seed(3 + 2)
     order = list(WeightedRandomSampler(weights, 11, generator=generator))
     samplers = [made(weights, 11, 3, rank, seed=3) for rank in range(3)]

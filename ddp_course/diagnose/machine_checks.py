@@ -144,15 +144,13 @@ def loopback(facts: Facts) -> Said:
 
 
 def shared_memory(facts: Facts) -> Said:
-    if facts.shm_bytes is None and not facts.linux:
-        return "ok", "no /dev/shm on this system, and none needed"
     cure = "start the container with more, for example: docker run --shm-size=1g"
     if facts.shm_bytes is None:
-        return "warning", "no /dev/shm: NCCL and DataLoader's workers need it", cure
+        need = "warning", "no /dev/shm: NCCL and DataLoader's workers need it", cure
+        return need if facts.linux else ("ok", "no /dev/shm on this system, and none needed")
     found = f"{facts.shm_bytes / 2**20:,.0f} MiB in /dev/shm"
-    if facts.shm_bytes < SMALL_SHM_BYTES:
-        return "warning", f"{found}: NCCL and DataLoader's workers may run out", cure
-    return "ok", found
+    little = "warning", f"{found}: NCCL and DataLoader's workers may run out", cure
+    return little if facts.shm_bytes < SMALL_SHM_BYTES else ("ok", found)
 
 
 def cores(facts: Facts) -> Said:
@@ -248,14 +246,12 @@ def host_name(facts: Facts) -> Said:
     """gloo announces the address of the own host name, unless it is told an interface."""
     routable, resolved = network.routable(facts.interfaces), f"{facts.host_name} is {' '.join(facts.host_addresses)}"
     announced = network.gloo_address(facts.environ, facts.interfaces, facts.host_addresses)
-    if not routable or network.gloo_names(facts.environ):
-        return (
-            "ok",
-            f"{resolved}; not needed: {'an interface was named' if routable else 'this machine has no network'}",
-        )
     if not facts.host_addresses:
         resolved = f"{facts.host_name} resolves to nothing ({facts.host_error or 'no address'})"
-    elif not any(network.interface_of(address, facts.interfaces) for address in facts.host_addresses):
+    if not routable or network.gloo_names(facts.environ):
+        why = "an interface was named" if routable else "this machine has no network"
+        return "ok", f"{resolved}; not needed, {why}"
+    if facts.host_addresses and not any(network.interface_of(each, facts.interfaces) for each in facts.host_addresses):
         resolved += ", which no interface here has"
     elif not network.is_loopback(announced):
         return "ok", resolved
@@ -274,10 +270,8 @@ def ports(facts: Facts) -> Said:
         return "ok", "one could be opened"
     if not 0 < whole(port, 0) < 65536:
         return "problem", f"MASTER_PORT={port} is not a port", "export MASTER_PORT=29500, or any from 1024 to 65535"
-    if facts.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return "ok", f"MASTER_PORT={port} is held by torchrun's own store, as it should be"
-    if facts.environ.get("RANK", "0") != "0":
-        return "ok", f"MASTER_PORT={port} is opened by rank 0, not here"
+    if facts.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or facts.environ.get("RANK", "0") != "0":
+        return "ok", f"MASTER_PORT={port} is opened by torchrun's own store or by rank 0, not here"
     if facts.master_port_error:
         cure = f"find its owner: ss -ltnp 'sport = :{port}'; end it, or give every rank another MASTER_PORT"
         return "problem", f"MASTER_PORT={port} cannot be opened: {facts.master_port_error}", cure
@@ -291,13 +285,13 @@ def launcher(facts: Facts) -> Said:
         return "ok", "none of its variables are left over"
     found = " ".join(f"{name}={value}" for name, value in set_here.items())
     cure = f"unless a launcher has started this shell: unset {' '.join(set_here)}"
-    if wrong := wrong_numbers(facts, set_here) or wrong_master(facts, set_here):
+    if wrong := wrong_variables(facts, set_here):
         return "problem", f"{found}: {wrong}", cure
     return "warning", f"{found}: training here would join that job", cure
 
 
-def wrong_numbers(facts: Facts, environ: dict[str, str]) -> str:
-    """Return what cannot be right about a launcher's numbers, or nothing."""
+def wrong_variables(facts: Facts, environ: dict[str, str]) -> str:
+    """Return what cannot be right about a launcher's variables, or nothing."""
     for name in LAUNCHER_VARIABLES[:4]:
         if name in environ and whole(environ[name], -1) < (least := int("WORLD" in name)):
             return f"{name} is not a number from {least} on"
@@ -308,11 +302,6 @@ def wrong_numbers(facts: Facts, environ: dict[str, str]) -> str:
         return f"{'WORLD_SIZE' if 'RANK' in environ else 'RANK'} is missing"
     if facts.gpus and int(environ.get("LOCAL_RANK", 0)) >= len(facts.gpus):
         return f"LOCAL_RANK counts GPUs from 0, and there are {len(facts.gpus)}"
-    return ""
-
-
-def wrong_master(facts: Facts, environ: dict[str, str]) -> str:
-    """Return why the ranks could not meet at MASTER_ADDR, or nothing."""
     if "MASTER_ADDR" in environ and not facts.master_addresses:
         return "MASTER_ADDR resolves to nothing here"
     ranks, here = (int(environ.get(name, 0)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))

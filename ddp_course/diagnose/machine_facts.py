@@ -36,7 +36,7 @@ LOOK_AT_TORCH = """
 import torch, torch.distributed as d
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 nccl = torch.cuda.nccl.version() if d.is_available() and d.is_nccl_available() else ()
-found = {"version": torch.__version__, "gpus": gpus, "gloo": d.is_available() and d.is_gloo_available(),
+found = {"torch": torch.__version__, "gpus": gpus, "gloo": d.is_available() and d.is_gloo_available(),
          "cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) or None}
 """
 # lockf's locks keep processes out, not threads: another process tries.
@@ -139,27 +139,18 @@ def gather_facts(checkpoint: str | None = None) -> Facts:
 
 def about_torch() -> dict:
     """Return the facts that torch, torchvision, their metadata and the driver tell."""
-    torch, torch_error = import_apart(LOOK_AT_TORCH)
-    torchvision, torchvision_error = import_apart("import torchvision; found = {'version': torchvision.__version__}")
-    nccl_wants = wish("torch", r"nvidia-nccl-cu\d+==[\d.]+")
-    driver, driver_cuda = parse_driver(output_of("nvidia-smi"))
-    return {
-        "torch": torch.get("version") or installed("torch"),
-        "torch_error": torch_error,
-        "torchvision": torchvision.get("version") or installed("torchvision"),
-        "torchvision_error": torchvision_error,
-        "torchvision_wants": wish("torchvision", r"torch\b(?!vision).*"),
-        "gpus": tuple(torch.get("gpus", ())),
-        "links": parse_links(output_of("nvidia-smi", "topo", "-m")) if driver else {},
-        "cuda": torch.get("cuda"),
-        "nvidia_driver": Path("/dev/nvidiactl").exists(),
-        "driver": driver,
-        "driver_cuda": driver_cuda,
-        "nccl": torch.get("nccl"),
-        "nccl_wants": nccl_wants,
-        "nccl_package": installed(nccl_wants.partition("==")[0]) if nccl_wants else None,
-        "gloo": torch.get("gloo", False),
-    }
+    facts = {name: installed(name) for name in ("torch", "torchvision")} | {"gloo": False}
+    found, facts["torch_error"] = import_apart(LOOK_AT_TORCH)
+    facts |= {"gpus": (), "cuda": None, "nccl": None} | found
+    program = "import torchvision; found = {'torchvision': torchvision.__version__}"
+    found, facts["torchvision_error"] = import_apart(program)
+    facts |= found
+    facts["torchvision_wants"] = wish("torchvision", r"torch\b(?!vision).*")
+    facts["nccl_wants"] = wish("torch", r"nvidia-nccl-cu\d+==[\d.]+")
+    facts["nccl_package"] = installed(facts["nccl_wants"].partition("==")[0]) if facts["nccl_wants"] else None
+    facts["driver"], facts["driver_cuda"] = parse_driver(output_of("nvidia-smi"))
+    facts["links"] = parse_links(output_of("nvidia-smi", "topo", "-m")) if facts["driver"] else {}
+    return facts | {"nvidia_driver": Path("/dev/nvidiactl").exists()}
 
 
 def import_apart(program: str, limit_s: float = IMPORT_LIMIT_S) -> tuple[dict, str]:

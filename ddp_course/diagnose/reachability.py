@@ -258,7 +258,7 @@ def call(meeting: Meeting, address: str, port: int) -> None:
 
 def wait_for_answer(meeting: Meeting, address: str, port: int) -> None:
     """Wait until something answers at the address; say what was in the way if nothing does."""
-    while error := connect(address, port, min(PAIR_S, max(meeting.left(), 0.1))):
+    while error := connect(meeting, address, port):
         if not meeting.left():
             there = ", ".join(map(" ".join, network.routable(network.interfaces()))) or "no address but loopback"
             cure = f"run the same line on the machine that has {address}, and let its firewall open port {port}; "
@@ -267,13 +267,13 @@ def wait_for_answer(meeting: Meeting, address: str, port: int) -> None:
         time.sleep(min(POLL_S * 4, meeting.left()))
 
 
-def connect(address: str, port: int, limit_s: float = PAIR_S) -> str:
+def connect(meeting: Meeting, address: str, port: int) -> str:
     """Return "" if somebody listens there, else what was in the way."""
     try:
-        socket.create_connection((address, port), limit_s).close()
+        socket.create_connection((address, port), min(PAIR_S, meeting.left() + POLL_S)).close()
         return ""
     except TimeoutError:
-        return f"no answer within {limit_s:g} s; a firewall that drops, or no way there"
+        return "no answer: a firewall that drops, or no way there"
     except ConnectionRefusedError:
         return "refused: nobody listens there, or a firewall rejects it"
     except OSError as error:  # EINVAL is what Linux says where a route leads into a black hole
@@ -301,7 +301,7 @@ def try_pairs(meeting: Meeting, own: str, interface: str, opened: bool) -> None:
         meeting.say("arrival", f"all {W} came")
         others = [other for other in range(W) if other != rank]
         with ThreadPoolExecutor(64) as threads:
-            errors = threads.map(lambda other: connect(here[other].address, here[other].port), others)
+            errors = threads.map(lambda other: connect(meeting, here[other].address, here[other].port), others)
             meeting.post("errors", list(zip(others, errors, strict=True)))
         told = meeting.gather("errors", max(0.0, meeting.left() - PAIR_S - 2.0))
     if gone := [f"rank {rank} {each}" for rank, each in here.items() if rank not in told]:

@@ -77,8 +77,8 @@ class Meeting:
     def left(self) -> float:
         return max(0.0, self.started + self.limit_s - time.monotonic())
 
-    def say(self, name: str, found: str, state: str = "ok", cure: str = "") -> None:
-        self.verdicts.append(Verdict(name, state, found, cure))
+    def say(self, name: str, found: str, cure: str = "", state: str = "") -> None:
+        self.verdicts.append(Verdict(name, state or ("problem" if cure else "ok"), found, cure))
 
     def post(self, name: str, value: object) -> None:
         self.store.set(f"{name}/{self.rank}", json.dumps(value))
@@ -118,11 +118,10 @@ def run(world_size: int, rendezvous: str, limit_s: float, as_json: bool) -> int:
     try:
         meet(meeting)
     except Problem as problem:
-        name, found, cure = problem.args
-        meeting.say(name, found, "problem", cure)
+        meeting.say(*problem.args)
     except RuntimeError as error:  # of the store: torch's DistError
         lost = f"rank 0, which opened the meeting, has left it: {str(error).splitlines()[0]}"
-        meeting.say("meeting", lost, "problem", "read what it printed, and run all again")
+        meeting.say("meeting", lost, "read what it printed, and run all again")
     finally:
         os.dup2(kept, 2)
     guard.cancel()
@@ -131,7 +130,7 @@ def run(world_size: int, rendezvous: str, limit_s: float, as_json: bool) -> int:
 
 def give_up(meeting: Meeting, as_json: bool) -> None:
     cure = "run it again; if it stays, look at the other machines' output, and give --timeout more"
-    meeting.say("time limit", f"{meeting.limit_s:g} s were over while {meeting.phase}", "problem", cure)
+    meeting.say("time limit", f"{meeting.limit_s:g} s were over while {meeting.phase}", cure)
     tell(meeting, as_json)
 
 
@@ -348,7 +347,7 @@ def warn(meeting: Meeting, own: str, interface: str) -> None:
     """Warn of different versions, and where gloo or NCCL alone would choose another way than the one that worked."""
     if len(versions := {each.torch for each in meeting.machines}) > 1:
         cure = "install the same torch everywhere: what ranks send each other may change with the version"
-        meeting.say("versions", f"different: {', '.join(sorted(versions))}", "warning", cure)
+        meeting.say("versions", f"different: {', '.join(sorted(versions))}", cure, "warning")
     if network.is_loopback(own) or not interface:
         return
     there, (addresses, _), astray = network.interfaces(), network.resolve(socket.gethostname()), {}
@@ -360,7 +359,7 @@ def warn(meeting: Meeting, own: str, interface: str) -> None:
         astray["NCCL_SOCKET_IFNAME"] = f"NCCL alone would take {first} first, not {interface}"
     if astray:
         cure = f"before training here: export {' '.join(f'{name}={interface}' for name in astray)}"
-        meeting.say("interface", "; ".join(astray.values()), "warning", cure)
+        meeting.say("interface", "; ".join(astray.values()), cure, "warning")
 
 
 def try_all_reduce(meeting: Meeting, interface: str) -> None:
@@ -385,7 +384,7 @@ def try_all_reduce(meeting: Meeting, interface: str) -> None:
         raise Problem("all_reduce", "the sum is wrong", cure)
     speed = 8 * ELEMENTS / seconds * 2 * (W - 1) / W / 1e9  # the bus bandwidth of nccl-tests
     found = f"the sum over {W} ranks is right on each; {8 * ELEMENTS / 1e6:g} MB in {seconds * 1e3:.1f} ms"
-    meeting.say("all_reduce", f"{found}, {speed:.3f} GB/s on the bus")
+    meeting.say("all_reduce", f"{found}, bus {speed:.3f} GB/s")
 
 
 def add_up() -> tuple[bool, float]:

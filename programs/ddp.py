@@ -48,6 +48,8 @@ def main():
     cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     backend = "nccl" if cuda else "gloo"
     # 1: a group of ranks, each with a device of its own
     dist.init_process_group(backend, device_id=device if cuda else None)

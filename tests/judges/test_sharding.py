@@ -38,21 +38,3 @@ def test_17_2_steps_as_torchs_adam_in_one_process(ranks):
     for found in ranks(2).run(stepped):
         for ours, right in zip(found, stepped(0, 1), strict=True):
             assert torch.equal(ours, right)
-
-
-def cut(rank: int, world_size: int) -> list[torch.Tensor]:
-    x = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_()
-    model = answer("17.3", "CutLayers")(rank, world_size, *layers())
-    output = model(x)
-    output.square().sum().backward()
-    return [output.detach(), x.grad, model.second_weight.grad, model.second_bias.grad]
-
-
-def test_17_3_is_the_whole_layers_and_their_gradients(ranks):
-    x, (first, second) = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_(), layers()
-    output = second(torch.tanh(first(x)))
-    output.square().sum().backward()
-    for rank, found in enumerate(ranks(2).run(cut)):
-        torch.testing.assert_close(
-            found, [output.detach(), x.grad, second.weight.grad.chunk(2, 1)[rank], second.bias.grad]
-        )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from ddp_course.diagnose.facts import about_torch
+from ddp_course.diagnose.machine_facts import about_torch
 
 DONE, NO_TIME = "done", "not run: no time was left"
 MOST_LINES = 25  # of a failure in the report for people

@@ -77,7 +77,7 @@ def train(replica, x, y, rank, world_size):
 
 
 def main():
-    cuda = torch.cuda.is_available()
+    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, device_id=device if cuda else None)

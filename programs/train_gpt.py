@@ -41,8 +41,8 @@ def held_out_loss(model, tokens, context, device):
 
 
 def main(options):
-    local_rank, cuda = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32 for what stays float32
@@ -54,20 +54,21 @@ def main(options):
     torch.manual_seed(0)
     model = GPT(context=options.context).to(device)
     optimizer = adamw(model)
-    first, log = 0, []
-    if os.path.exists(options.checkpoint):
+    first, log, shape = 0, [], [options.batch, options.context]
+    found = [os.path.exists(options.checkpoint)]
+    dist.broadcast_object_list(found, src=0)  # rank 0 decides for all ranks
+    if found[0]:
         saved = torch.load(options.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first, log = saved["step"], saved["log"]
-        if saved["windows"] != [options.batch, options.context]:
+        if saved["windows"] != shape:
             raise SystemExit("--batch and --context must be those of the checkpoint")
     if options.compile:
         model.compile()  # in place: the names of the parameters stay
-    replica = DistributedDataParallel(model, device_ids=[local_rank] if cuda else None)
+    replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     train, held_out = read_text()
     count, until = (len(train) - 1) // options.context, options.until or options.steps
-
     start, since = first, time.perf_counter()
     for step in range(first, until):
         mine = numbers_of_step(count, step, options.batch)[rank::world_size]
@@ -95,9 +96,8 @@ def main(options):
             if rank == 0:
                 print(f"step {done}: loss {loss:.4f}, held-out {outside:.4f}, ", end="")
                 print(f"gradient norm {norm:.2f}, {speed:,.0f} tokens/s")
-                saved = {"model": model.state_dict(), "step": done, "log": log}
-                saved["windows"] = [options.batch, options.context]
-                saved["optimizer"] = optimizer.state_dict()
+                saved = {"model": model.state_dict(), "log": log, "windows": shape}
+                saved |= {"optimizer": optimizer.state_dict(), "step": done}
                 torch.save(saved, options.checkpoint + ".new")
                 os.replace(options.checkpoint + ".new", options.checkpoint)
             start, since = done, time.perf_counter()

@@ -34,11 +34,11 @@ LONG = (
     "tests/rehearsal/",
 )
 LAST = ("tests/launcher/test_faults", "tests/cluster/test_slurm")
-LESSONS_ANSWERS = re.compile(r"(tests/grading/test_(?:banks|judges)\.py)::test_\w+\[(\d\d)\.")
+LESSONS_ANSWERS = re.compile(r"(tests/grading/test_judges\.py)::test_\w+\[(\d\d)\.")
 
 
 class LongestFirst(LoadScopeScheduling):
-    """Deals out files; of the answer banks, lessons. Each that is done gets a line."""
+    """Deals out files; of the judges' tests, lessons. Each that is done gets a line."""
 
     def __init__(self, config: pytest.Config, log: object):
         super().__init__(config, log)

@@ -1,8 +1,8 @@
-"""Which lessons, and which answer banks, are as they were when they last passed here? They need not run again.
+"""Which lessons, and which judges, are as they were when they last passed here? They need not run again.
 
-A hash tells: of the notebook, or of the bank with its judges; of the modules that these import, and those import in
-turn; and of the versions. It is kept in pytest's cache. A fresh clone has none, so CI runs everything. So does
-`--again`.
+A hash tells: of the notebook, or of the solutions with their judges; of the modules that these import, and those
+import in turn; and of the versions. It is kept in pytest's cache. A fresh clone has none, so CI runs everything. So
+does `--again`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ddp_course.grading.registry import LESSONS
 
 ROOT = Path(__file__).parents[1]
 LITTER = {"__pycache__", ".ipynb_checkpoints"}
-JUDGING = ("bank.py", "submissions.py", "test_banks.py", "test_judges.py")
+JUDGING = ("submissions.py", "test_judges.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--again", action="store_true", help="leave no lesson and no bank out")
+    parser.addoption("--again", action="store_true", help="leave no lesson and no judge out")
 
 
 def groups() -> dict[str, str]:

@@ -6,7 +6,7 @@
 
 The verdicts are told as a table or as JSON, with an exit status. Without `--short` and a meeting this needs the
 standard library alone, so it runs where torch is broken.
-Read next: `diagnose/doctor.py`; `diagnose/meeting.py`.
+Read next: `diagnose/machine_checks.py`; `diagnose/reachability.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from ddp_course.diagnose.doctor import diagnose
-from ddp_course.diagnose.facts import gather_facts
+from ddp_course.diagnose.machine_checks import diagnose
+from ddp_course.diagnose.machine_facts import gather_facts
 from ddp_course.diagnose.verdict import Verdict, exit_status, table
 
 FIRST = ("Python", "torch", "GPUs", "cores")  # what a learner asks
@@ -28,11 +28,11 @@ def main(argv: list[str]) -> int:
     options = read_options(argv)
     if options.rendezvous:
         try:
-            from ddp_course.diagnose import meeting
+            from ddp_course.diagnose import reachability
         except (ImportError, OSError, RuntimeError) as error:
             print(f"a meeting needs a torch that works ({error}); run the doctor without --rendezvous", file=sys.stderr)
             return 1
-        return meeting.run(options.world_size, options.rendezvous, options.timeout, options.megabytes, options.json)
+        return reachability.run(options.world_size, options.rendezvous, options.timeout, options.json)
     verdicts = diagnose(gather_facts(options.checkpoint))
     if options.short:
         told = [each for each in verdicts if each.name in FIRST or each.state != "ok"]
@@ -77,7 +77,6 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, metavar="N", help="how many machines meet")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where: an address of one of them and a free port")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds for the meeting (30)")
-    parser.add_argument("--megabytes", type=float, default=16.0, metavar="MB", help="largest all_reduce measured (16)")
     options = parser.parse_args(argv)
     if (options.world_size is None) != (options.rendezvous is None):
         parser.error("--world-size N and --rendezvous HOST:PORT go together")
@@ -85,6 +84,4 @@ def read_options(argv: list[str]) -> argparse.Namespace:
         parser.error("--world-size counts the machines that meet: 2 or more")
     if not 1 <= options.timeout <= 3600:
         parser.error("--timeout is from 1 to 3600 seconds")
-    if not 0 < options.megabytes <= 1024:
-        parser.error("--megabytes is above 0, and 1024 at most")
     return options

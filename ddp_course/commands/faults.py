@@ -7,13 +7,16 @@ report says, what a tool makes of the report, the cure, and the fixed program.
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import json
+import sys
 import textwrap
 from dataclasses import asdict
 
 from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
+from ddp_course.diagnose.faults.rehearsed import Rehearsed
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +49,10 @@ def listing() -> str:
 
 
 def code(fault: Fault) -> str:
-    """The broken program and the fixed one."""
+    """The broken program and the fixed one; of a rehearsed one, the whole text with the lines that differ."""
+    if isinstance(fault.provoke, Rehearsed):
+        broken, fixed = fault.provoke.text.splitlines(), fault.fix.text.splitlines()
+        return "\n".join(difflib.unified_diff(broken, fixed, "broken", "fixed", lineterm="", n=len(broken)))
     return f"{inspect.getsource(fault.provoke)}\n\n{inspect.getsource(fault.fix)}"
 
 
@@ -54,7 +60,10 @@ def run(fault: Fault, as_json: bool = False) -> int:
     """Provoke and fix one fault and say what was found."""
     if not as_json:
         print(before(fault), flush=True)
+    how = "is rehearsed on 1 rank and on 2" if isinstance(fault.provoke, Rehearsed) else "runs"
+    print(f"faults: the broken program {how}", file=sys.stderr, flush=True)
     broken = fault.provoke()
+    print(f"faults: the fixed program {how}", file=sys.stderr, flush=True)
     fixed = fault.fix()
     if as_json:
         print(json.dumps({"name": fault.name, "broken": asdict(broken), "fixed": asdict(fixed)}))

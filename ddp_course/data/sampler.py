@@ -27,16 +27,6 @@ MODES = ("compatible", "streaming")
 CHUNK = 16384  # samples whose order is computed at once: their arrays stay in the processor's cache
 
 
-def exact_shard(length: int, world_size: int, rank: int) -> range:
-    """Return the samples on which `rank` evaluates: each sample has exactly one rank, and sizes differ by at most one.
-
-    A sampler for training repeats samples so that all ranks take the same number of steps. A test result must not
-    count a sample twice, and without collectives in the loop unequal numbers of steps do no harm.
-    """
-    _check_place(length, world_size, rank)
-    return range(rank, length, world_size)
-
-
 class ShardSampler(Sampler[int]):
     """This rank's indices of a shuffled epoch.
 

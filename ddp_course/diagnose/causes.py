@@ -180,7 +180,7 @@ CAUSES = tuple(
          "from another error. If the peer's process died first, its own log has the cause"),
         ("network-unreachable",
          r"No route to host|Network is unreachable|NCCL WARN .*(?:[Cc]onnect\w*.*(?:failed|refused|timed? ?out))",
-         "one node cannot reach another: firewall, the wrong interface (NCCL_SOCKET_IFNAME) or subnet; ddp-course doctor --meet on both"),
+         "one node cannot reach another: firewall, the wrong interface (NCCL_SOCKET_IFNAME) or subnet; ddp-course doctor --world-size 2 --rendezvous HOST:PORT on both"),
         ("stale-rendezvous",
          r"\(world_size=(?P<size>\d+), worker_count=(?!(?P=size)\b)(?P<came>\d+)",
          "more have signed in than the world size counts: a file of an earlier job (delete the one of init_method='file://…'), or ranks that were given "

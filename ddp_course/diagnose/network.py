@@ -4,10 +4,10 @@ gloo and NCCL each choose an interface by rules of their own, and announce its a
 would choose is worked out here from the interfaces, the host name and two environment variables, before anything
 hangs. The addresses are read from the system's own list, by `getifaddrs`.
 
-Standard library alone: the doctor runs without torch.
+Standard library alone: the doctor runs where torch is broken.
 Left out on purpose: InfiniBand, which NCCL prefers to any of this and which these rules do not decide.
 Source: torch's ProcessGroupGloo::createDefaultDevice; NCCL's user guide, NCCL_SOCKET_IFNAME.
-Read next: `cluster_checks.py`, which judges the choice, and `meeting.py`, which tries it.
+Read next: `machine_checks.py`, which judges the choice, and `reachability.py`, which tries it.
 """
 
 from __future__ import annotations
@@ -35,47 +35,38 @@ class Interface:
 class _Entry(ctypes.Structure):
     """The head of C's struct ifaddrs."""
 
-    _fields_ = (
-        ("next", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("flags", ctypes.c_uint),
-        ("address", ctypes.c_void_p),
-    )
+
+_Entry._fields_ = (
+    ("next", ctypes.POINTER(_Entry)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+)
 
 
 def interfaces() -> tuple[Interface, ...]:
     """Return the interfaces of this machine with their addresses, in the system's order; empty if it has no list."""
-    try:
-        libc, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
-        if libc.getifaddrs(ctypes.byref(first)):
-            return ()
-    except (AttributeError, OSError, TypeError):
-        return ()
     found: dict[str, tuple[int, list[str]]] = {}
-    try:
-        at = first
-        while at:
-            entry = at.contents
-            addresses = found.setdefault(entry.name.decode(), (entry.flags, []))[1]
-            if entry.address and (address := _numeric(entry.address)):
-                addresses.append(address)
-            at = ctypes.cast(entry.next, ctypes.POINTER(_Entry))
-    finally:
-        libc.freeifaddrs(first)
-    return tuple(
-        Interface(name, tuple(addresses), flags & UP == UP, bool(flags & LOOPBACK))
-        for name, (flags, addresses) in found.items()
-    )
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no such call, or no libc, on this system
+        libc, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
+        if libc.getifaddrs(ctypes.byref(first)) == 0:
+            entry = first
+            while entry:
+                addresses = found.setdefault(entry.contents.name.decode(), (entry.contents.flags, []))[1]
+                addresses += _numeric(entry.contents.address)
+                entry = entry.contents.next
+            libc.freeifaddrs(first)
+    return tuple(Interface(name, tuple(a), f & UP == UP, bool(f & LOOPBACK)) for name, (f, a) in found.items())
 
 
-def _numeric(sockaddr: int) -> str | None:
-    """Read an IPv4 or IPv6 address from C's struct sockaddr; None for other families."""
-    head = ctypes.string_at(sockaddr, 2)
+def _numeric(sockaddr: int | None) -> list[str]:
+    """Read an IPv4 or IPv6 address from C's struct sockaddr; other families have none."""
+    head = ctypes.string_at(sockaddr, 2) if sockaddr else b"\0\0"
     # Linux has the family in both bytes, macOS a length and then the family.
-    family = next((f for f in (int.from_bytes(head, "little"), head[1]) if f in (socket.AF_INET, socket.AF_INET6)), 0)
-    if family == socket.AF_INET:
-        return socket.inet_ntop(family, ctypes.string_at(sockaddr + 4, 4))
-    return socket.inet_ntop(family, ctypes.string_at(sockaddr + 8, 16)) if family else None
+    for family, offset, size in ((socket.AF_INET, 4, 4), (socket.AF_INET6, 8, 16)):
+        if family in (int.from_bytes(head, "little"), head[1]):
+            return [socket.inet_ntop(family, ctypes.string_at(sockaddr + offset, size))]
+    return []
 
 
 def resolve(name: str) -> tuple[tuple[str, ...], str]:
@@ -89,16 +80,12 @@ def resolve(name: str) -> tuple[tuple[str, ...], str]:
 
 def is_loopback(address: str) -> bool:
     """Say whether `address` leads back to the same machine, such as 127.0.1.1 or ::1."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    return False
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def is_routable(address: str) -> bool:
     """Say whether other machines can be told this address: not loopback, not valid on one link only."""
-    with contextlib.suppress(ValueError):
-        return not is_loopback(address) and not ipaddress.ip_address(address.partition("%")[0]).is_link_local
-    return False
+    return not is_loopback(address) and not ipaddress.ip_address(address.partition("%")[0]).is_link_local
 
 
 def routable(among: Iterable[Interface]) -> list[tuple[str, str]]:
@@ -106,13 +93,15 @@ def routable(among: Iterable[Interface]) -> list[tuple[str, str]]:
     return [(each.name, address) for each in among if each.up for address in each.addresses if is_routable(address)]
 
 
+def with_address(among: Iterable[Interface]) -> list[str]:
+    """Return the names of the interfaces that have an address."""
+    return [each.name for each in among if each.addresses]
+
+
 def interface_of(address: str, among: Iterable[Interface]) -> str | None:
     """Return the name of the interface that has `address`. All of 127.0.0.0/8 is the loopback interface's."""
-    among = list(among)
-    owner = next((each.name for each in among if address in each.addresses), None)
-    if owner is None and is_loopback(address):
-        return next((each.name for each in among if each.loopback), None)
-    return owner
+    has = (each.name for each in among if address in each.addresses or (each.loopback and is_loopback(address)))
+    return next(has, None)
 
 
 def source_address(address: str) -> str | None:
@@ -124,21 +113,10 @@ def source_address(address: str) -> str | None:
     return None
 
 
-def error_of_binding(port: int, address: str = "127.0.0.1") -> str:
-    """Return why no one can take this address and port, or "" if that is possible.
-
-    Args:
-        port: 0 means any free one.
-        address: "" means all addresses at once. Nothing is opened: the port is taken, but nobody listens.
-    """
+def listen(address: str, port: int) -> socket.socket:
+    """Open a listening socket on one address; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server would: old connections may linger
-            probe.bind((address, port))
-    except (OSError, OverflowError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return ""
+    return socket.create_server((address, port), family=family, backlog=1024)
 
 
 # --- What gloo and NCCL would choose, pure ---------------------------------------------------------
@@ -155,7 +133,6 @@ def gloo_address(environ: Mapping[str, str], among: Iterable[Interface], host_ad
     It takes the interface that it was told; without one, the first address of the own host name that this machine
     has; without such a one, loopback.
     """
-    among = list(among)
     if names := gloo_names(environ):
         return next((each.addresses[0] for each in among if each.name == names[0] and each.addresses), None)
     return next((address for address in host_addresses if interface_of(address, among)), "127.0.0.1")
@@ -173,12 +150,7 @@ def nccl_interfaces(environ: Mapping[str, str], usable: Sequence[str]) -> list[s
         patterns = [pattern for pattern in told.split(",") if pattern]
         fits = {name: any(name == p if whole else name.startswith(p) for p in patterns) for name in usable}
         return [name for name, fit in fits.items() if fit is not excluding]
-    for wanted in (
-        lambda name: name.startswith("ib"),
-        lambda name: not name.startswith(("docker", "lo", "virbr")),
-        lambda name: name.startswith(("docker", "virbr")),
-        lambda name: name.startswith("lo"),
-    ):
-        if chosen := [name for name in usable if wanted(name)]:
-            return chosen
-    return []
+    bridges, loopback = ("docker", "virbr"), ("lo",)
+    others = [name for name in usable if not name.startswith(bridges + loopback)]
+    groups = [[name for name in usable if name.startswith(prefix)] for prefix in ("ib", bridges, loopback)]
+    return next(filter(None, (groups[0], others, *groups[1:])), [])

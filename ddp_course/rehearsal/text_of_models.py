@@ -48,13 +48,13 @@ def _saved_wrapped(source: Source) -> bool:
 
 
 def local_batchnorm(source: Source) -> Found:
-    if source.named("convert_sync_batchnorm", "SyncBatchNorm") or not source.wrapped:
+    if {"convert_sync_batchnorm", "SyncBatchNorm"} & words_in(source.tree) or not source.wrapped:
         return
     batch = {last_name(t): n.value for n in source.all(ast.Assign) for t in n.targets}
     for norm in source.named("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
         for loader in source.named("DataLoader"):
             size = keyword(loader, "batch_size") or next(iter(loader.args[1:2]), None)
-            size = batch.get(last_name(size), size) if size is not None else None
+            size = batch.get(last_name(size) or None, size) if size is not None else None
             if isinstance(size, ast.Constant) and isinstance(size.value, int) and 1 <= size.value <= 8:
                 yield norm, f"each rank normalises {size.value} rows by themselves"
                 return

@@ -157,7 +157,7 @@ class Watch:
 
     def _look_at_norms(self, module: nn.Module, rows: int) -> None:
         for name, each in module.named_modules():
-            local = isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(each, nn.SyncBatchNorm)
+            local = isinstance(each, nn.modules.batchnorm._BatchNorm) and type(each).__name__ != "SyncBatchNorm"
             if local and each.training and name not in self.norms:
                 self.norms.add(name)
                 self.writer.note("batchnorm", name=name, rows=rows, made=self.changes.born(each.weight))

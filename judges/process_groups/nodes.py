@@ -1,8 +1,8 @@
-"""03.3 `node_sum` and 03.4 `from_leader` (rank, world_size, ranks_per_node, value): does each node talk by itself?
+"""03.3 `node_sum` and 03.5 `from_leader` (rank, world_size, ranks_per_node, value): does each node talk by itself?
 
 Which ranks take part in each collective is noted, and which groups each rank makes. So it does not matter how an
 answer makes its groups, or with which collective it talks.
-Read next: `grading/checking.py`, which prints what is found.
+Read next: `program.py`, a whole program.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ made by hand, whole numbers only | shapes | the fraction is cut off | tests
 """
 
 FROM_LEADER = exercise(
-    *("03.4", "From the leader of each node (stretch)", "from_leader", 10),
+    *("03.5", "From the leader of each node (stretch)", "from_leader", 10),
     cases=with_fractions,
     act=act,
     within=tempfile.TemporaryDirectory,

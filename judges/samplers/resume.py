@@ -1,7 +1,7 @@
-"""05.3 `Resumable(length, world_size, rank, seed)`: is every sample of an epoch trained on once, whatever happens?
+"""05.4 `Resumable(length, world_size, rank, seed)`: is every sample of an epoch trained on once, whatever happens?
 
 One epoch is interrupted, once or twice, and resumed, maybe with another number of ranks. Any order will do, so a view
-has what all ranks of all runs have trained on together. Read next: `judges/ddp_from_scratch/`.
+has what all ranks of all runs have trained on together. Read next: `weighted.py`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ the course's own | all | this exercise is to write what it does | tests
 ONCE = "one order for all ranks, each takes every world_size-th entry; a step moves the position by world_size * rows"
 
 RESUME = exercise(
-    *("05.3", "Resume where you stopped (stretch)", "Resumable", 25),
+    *("05.4", "Resume where you stopped (stretch)", "Resumable", 25),
     cases=cases,
     act=act,
     said=lambda seen: f"{seen.case.length} samples, {' then '.join(str(ranks) for ranks, _ in seen.case.runs)} ranks:",

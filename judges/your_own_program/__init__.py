@@ -1,6 +1,6 @@
 """The exercises of lesson 11: convert a program, repair two, find three faults in a job's logs, and a whole step.
 
-Read next: `running.py`, how a rank runs a learner's program.
+Read next: `running.py`, what a training program leaves behind.
 """
 
 from judges.your_own_program.convert import CONVERT

@@ -10,6 +10,7 @@ from random import Random
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.programs import HINTS
 from judges.your_own_program.running import act, printed, saved, voices, writers
 
 STEPS = 10  # of an epoch
@@ -142,10 +143,5 @@ CONVERT = exercise(
         "end": ("each rank ends its group", 1, "two three", lambda seen: f"ended: {seen['ended']}",
                 "call dist.destroy_process_group(), on every rank, when the program ends"),
     },
-    hints={
-        r"Default process group has not been initialized": "call dist.init_process_group() before anything of "
-        "torch.distributed",
-        r"init_process_group.*twice|initialize the default process group twice": "the ranks run the file from the "
-        "top once: call init_process_group once, and destroy_process_group at the end",
-    },
+    hints=HINTS,
 )  # fmt: skip

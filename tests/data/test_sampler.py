@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 from ddp_course import launch
-from ddp_course.data.sampler import MODES, ShardSampler, exact_shard
+from ddp_course.data.sampler import MODES, ShardSampler
 from ddp_course.models import MLP
 
 LENGTHS, WORLD_SIZES = st.integers(1, 200), st.integers(1, 9)
@@ -209,8 +209,6 @@ def test_mistakes_are_named():
     for rank, world_size in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match=f"rank {rank} does not exist among {world_size} ranks"):
             ShardSampler(10, world_size, rank)
-        with pytest.raises(ValueError, match=f"rank {rank} does not exist among {world_size} ranks"):
-            exact_shard(10, world_size, rank)
     with pytest.raises(ValueError, match="the dataset is empty"):
         ShardSampler([], 2, 0)
     with pytest.raises(ValueError, match="mode='stream' is not known; choose from compatible, streaming"):
@@ -231,18 +229,6 @@ def test_no_warning_where_nothing_is_wrong():
         assert len(list(ShardSampler(10, 3, 1, mode="streaming"))) == 3
 
 
-# --- Evaluation ------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=200)
-@given(LENGTHS, WORLD_SIZES)
-def test_exact_shard_gives_each_row_to_one_rank(length, world_size):
-    parts = [exact_shard(length, world_size, rank) for rank in range(world_size)]
-    assert sorted(chain(*parts)) == list(range(length))
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
-
-
 # --- On ranks --------------------------------------------------------------------------------------
 
 
@@ -250,7 +236,7 @@ def right_answers(rank: int, world_size: int, digits: Dataset) -> tuple[float, l
     """Evaluate all digits on all ranks; and what a sampler yields that is told nothing of the group."""
     torch.manual_seed(0)
     model, right = MLP(64, 16, 10), torch.zeros(())
-    for x, label in DataLoader(Subset(digits, exact_shard(len(digits), world_size, rank)), 256):
+    for x, label in DataLoader(Subset(digits, range(rank, len(digits), world_size)), 256):
         right += (model(x).argmax(dim=1) == label).sum()
     dist.all_reduce(right)
     return right.item(), list(ShardSampler(10)), list(DistributedSampler(range(10)))

@@ -1,7 +1,6 @@
 """Each verdict, on machines that are planted; then the doctor on this one."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -10,20 +9,15 @@ from dataclasses import replace
 import pytest
 
 from ddp_course.commands import doctor
-from ddp_course.diagnose import facts, gpu_links, network, storage
-from ddp_course.diagnose.doctor import diagnose
-from ddp_course.diagnose.facts import Facts, import_apart
-from ddp_course.diagnose.network import Interface
-from ddp_course.diagnose.storage import Storage
+from ddp_course.diagnose import machine_facts, network
+from ddp_course.diagnose.machine_checks import CHECKS, diagnose
+from ddp_course.diagnose.machine_facts import Facts, Storage, import_apart, look_at_folder, output_of
+from ddp_course.diagnose.network import Interface, gloo_address, nccl_interfaces
 from ddp_course.diagnose.verdict import Verdict, table
 
 pytestmark = pytest.mark.timeout(180)
 
 NMS = "RuntimeError: operator torchvision::nms does not exist"
-
-
-def verdict(name: str, **planted):
-    return next(v for v in diagnose(replace(Facts(), **planted)) if v.name == name)
 
 
 def env(**variables):
@@ -34,15 +28,8 @@ def named(*addresses, **planted):
     return {"host_addresses": addresses, **planted}
 
 
-def test_a_good_machine_has_nothing_to_mend():
-    verdicts = diagnose(Facts())
-    assert {v.state for v in verdicts} == {"ok"}
-    assert not any(v.cure for v in verdicts)
-    assert table(verdicts).endswith("19 checks: 0 problems, 0 warnings")
-
-
 WANTS_2_11 = {"torchvision_wants": "torch (==2.11.0)"}
-OLD_DRIVER = {"nvidia_driver": True, "gpus": ("A",), "driver": "550.54.15", "driver_cuda": (12, 4)}
+OLD_DRIVER = {"nvidia_driver": True, "gpus": ("A",), "driver": "550.54.15", "driver_cuda": "12.4"}
 NCCL_WISH = "nvidia-nccl-cu13==2.30.7"
 NCCL = {"nccl": "2.30.7", "nccl_wants": NCCL_WISH}
 FAR = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
@@ -56,13 +43,11 @@ AGENT = {"RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 # The name of the check, what is planted, the state it must give, what it must find, a part of its cure.
 PLANTED = [
-    ("Python", {"python": (3, 10, 14)}, "problem", "3.10.14", "3.11 or newer"),
+    ("Python", {"python": "3.10.14"}, "problem", "3.10.14", "3.11 or newer"),
     ("torch", {"torch": None}, "problem", "not installed", "make env"),
-    ("torch", {"torch": "2.10.1"}, "problem", "2.10.1, older than 2.11", "make env"),
     ("torch", {"torch": "1.13.1+cpu"}, "problem", "1.13.1+cpu, older than 2.11", "make env TORCH=cpu"),
     ("torch", {"torch": "2.9.1"}, "problem", "2.9.1, older than 2.11", "make env"),  # although "2.9" > "2.11" as texts
     ("torch", {"torch": "2.11.0"}, "ok", "2.11.0", ""),
-    ("torch", {"torch": "3.0.0"}, "ok", "3.0.0", ""),
     ("torch", {"torch_error": "OSError: libcudart"}, "problem", "cannot be imported: OSError: libcudart", "make env"),
     ("torchvision", {"torchvision": None}, "warning", "not installed", "make env"),
     ("torchvision", {"torch": None}, "warning", "not tried without torch", "fix torch first"),
@@ -72,76 +57,55 @@ PLANTED = [
     ("torchvision", {"torch": "2.11.0+cpu", **WANTS_2_11}, "ok", "0.29.2+cpu", ""),
     ("torchvision", {"torch": "2.11.1+cpu", **WANTS_2_11}, "warning", "wants torch (==2.11.0)", "make env"),
     ("GPUs", {"nvidia_driver": True}, "warning", "torch sees no GPU", "TORCH=default"),
-    ("GPUs", {"gpus": ("A", "B")}, "ok", "A, B", ""),
     ("gloo", {"gloo": False}, "problem", "ranks on the CPU cannot talk", "make env"),
     ("loopback", {"loopback": None}, "problem", "no connection to 127.0.0.1", "ip link set lo up"),
     ("shared memory", {"shm_bytes": 64 * 2**20}, "warning", "64 MiB in /dev/shm: NCCL", "--shm-size=1g"),
-    ("shared memory", {"shm_bytes": 2**30}, "ok", "1,024 MiB in /dev/shm", ""),
     ("shared memory", {"shm_bytes": None}, "warning", "no /dev/shm: NCCL", "--shm-size=1g"),
     ("shared memory", {"shm_bytes": None, "linux": False}, "ok", "none needed", ""),
     ("cores", {"cores": 1}, "warning", "all ranks share it", "nothing"),
     ("temporary files", {"temp_error": "No space left"}, "problem", "cannot write in /tmp: No space left", "TMPDIR"),
     ("Jupyter kernel", {"kernel": False}, "warning", "none for this Python", "--sys-prefix"),
-    ("launcher", env(RANK="1"), "problem", "RANK=1, but no WORLD_SIZE", "unset RANK"),
-    ("launcher", env(WORLD_SIZE="4"), "problem", "WORLD_SIZE=4, but no RANK", "unset WORLD_SIZE"),
-    ("launcher", env(RANK="0", WORLD_SIZE="2"), "warning", "would join", "unset RANK WORLD_SIZE"),
+    ("launcher", env(RANK="1"), "problem", "RANK=1: WORLD_SIZE is missing", "unset RANK"),
     ("launcher", env(MASTER_PORT="29500"), "warning", "MASTER_PORT=29500", "unset MASTER_PORT"),
     ("launcher", env(RANK="2", WORLD_SIZE="2"), "problem", "from 0 to WORLD_SIZE - 1", "unset RANK"),
     ("launcher", env(RANK="x", WORLD_SIZE="2"), "problem", "RANK is not a number from 0", "unset"),
-    ("launcher", env(RANK="0", WORLD_SIZE="0"), "problem", "WORLD_SIZE is not a number from 1", "unset"),
-    ("launcher", env(LOCAL_RANK="3", LOCAL_WORLD_SIZE="2"), "problem", "LOCAL_WORLD_SIZE - 1", "unset"),
     ("launcher", {"gpus": ("A", "B"), "environ": {"LOCAL_RANK": "2"}}, "problem", "there are 2", "unset LOCAL_RANK"),
-    ("launcher", {"gpus": ("A", "B"), "environ": {"LOCAL_RANK": "1"}}, "warning", "LOCAL_RANK=1", "unset LOCAL_RANK"),
     ("launcher", env(MASTER_ADDR="node0"), "problem", "MASTER_ADDR resolves to nothing", "unset MASTER"),
     ("launcher", {"environ": FAR, "master_addresses": ("127.0.0.1",)}, "problem", "2 ranks are on other", "unset"),
     ("launcher", {"environ": FAR, "master_addresses": ("10.0.0.1",)}, "warning", "would join", "unset"),
     ("CUDA", {"cuda": "13.2"}, "ok", "13.2 in this torch; no NVIDIA driver here", ""),
     ("CUDA", {"cuda": "13.2", **OLD_DRIVER}, "problem", "13.2, driver 550.54.15 is for CUDA up to 12.4", "CUDA 12"),
     ("CUDA", {"cuda": "12.8", **OLD_DRIVER}, "ok", "driver 550.54.15, for CUDA up to 12.4", ""),  # same major number
-    ("CUDA", {"cuda": "11.8", **OLD_DRIVER}, "ok", "11.8 in this torch", ""),
-    ("NCCL", {}, "ok", "none in this torch", ""),
     ("NCCL", {"gpus": ("A",)}, "problem", "built without it", "make env"),
     ("NCCL", {**NCCL, "nccl_package": "2.30.7"}, "ok", "2.30.7", ""),
     ("NCCL", {**NCCL, "nccl_package": "2.21.5"}, "warning", "found 2.21.5", NCCL_WISH),
-    ("NCCL", {**NCCL, "nccl_package": None}, "warning", "found none", NCCL_WISH),
     ("GPU links", {"gpus": ("A", "B")}, "ok", "unknown", ""),
-    ("GPU links", {"gpus": ("A", "B"), "links": {(0, 1): "NV18"}}, "ok", "NV18 between 2 GPUs", ""),
     ("GPU links", {"gpus": ("A", "B"), "links": {(0, 1): "SYS"}}, "ok", "SYS between 2 GPUs", ""),  # no nearer pair
     ("GPU links", {"gpus": tuple("ABC"), "links": MIXED}, "warning", "PIX, SYS: GPU0 and GPU1", "DEVICES=0,2"),
-    ("interfaces", {}, "ok", "gloo would take eth0 (10.0.0.5), NCCL eth0", ""),
     ("interfaces", env(GLOO_SOCKET_IFNAME="ib0"), "problem", "no address here; found lo, eth0", "IFNAME=eth0"),
     ("interfaces", env(GLOO_SOCKET_IFNAME="^lo"), "problem", "^ and = are NCCL's", "GLOO_SOCKET_IFNAME=eth0"),
-    ("interfaces", env(GLOO_SOCKET_IFNAME="lo"), "ok", "gloo would take lo (127.0.0.1)", ""),
     ("interfaces", env(NCCL_SOCKET_IFNAME="ib"), "problem", "NCCL_SOCKET_IFNAME=ib fits none", "=eth0"),
-    ("interfaces", env(NCCL_SOCKET_IFNAME="eth"), "ok", "NCCL eth0", ""),
     ("interfaces", {"interfaces": ()}, "ok", "unknown", ""),
     ("interfaces", {"interfaces": IB0_DOWN}, "ok", "eth0 10.0.0.5; gloo would take eth0 (10.0.0.5), NCCL eth0", ""),
     ("interfaces", {"interfaces": ALONE}, "ok", "loopback alone; gloo would take lo (127.0.0.1), NCCL lo", ""),
     ("interfaces", {"interfaces": DOZEN}, "ok", "v0 10.0.1.0, v1 10.0.1.1, v2 10.0.1.2, v3 10.0.1.3 and 8 more", ""),
-    ("host name", {}, "ok", "node-a is 10.0.0.5", ""),
     ("host name", named("127.0.1.1"), "ok", "before you use several: export GLOO_SOCKET_IFNAME=eth0", ""),
     ("host name", named("127.0.1.1", **ELSEWHERE), "warning", "would announce 127.0.1.1", "IFNAME=eth0"),
     ("host name", named("10.9.9.9", **ELSEWHERE), "warning", "which no interface here has", "fix /etc/hosts"),
     ("host name", named(host_error="Unknown", **ELSEWHERE), "warning", "to nothing (Unknown)", "=eth0"),
     ("host name", named("127.0.1.1", **env(GLOO_SOCKET_IFNAME="eth0")), "ok", "was named", ""),
     ("host name", named("127.0.1.1", interfaces=ALONE), "ok", "no network", ""),
-    ("ports", {}, "ok", "one could be opened", ""),
     ("ports", {"port_error": "Address not available"}, "problem", "Address not available", "ip_local_port_range"),
     ("ports", env(MASTER_PORT="29500"), "ok", "29500 is free", ""),
     ("ports", env(MASTER_PORT="99999"), "problem", "not a port", "29500"),
-    ("ports", env(MASTER_PORT="http"), "problem", "MASTER_PORT=http is not a port", "29500"),
     ("ports", {"environ": {"MASTER_PORT": "29500"}, **TAKEN}, "problem", "cannot be opened: in use", "sport = :29500"),
     ("ports", {"environ": {"MASTER_PORT": "29500", "RANK": "1"}, **TAKEN}, "ok", "by rank 0, not here", ""),
-    ("ports", {"environ": {"MASTER_PORT": "29500", **AGENT}, **TAKEN}, "ok", "held by torchrun's own store", ""),
-    ("threads", {}, "ok", "not set", ""),
+    ("ports", {"environ": {"MASTER_PORT": "29500", **AGENT}, **TAKEN}, "ok", "by torchrun's own store", ""),
     ("threads", env(OMP_NUM_THREADS="4"), "ok", "4 for each of 1 ranks, 4 cores", ""),
-    ("threads", env(OMP_NUM_THREADS="5"), "warning", "in each other's way", "OMP_NUM_THREADS=4"),
     ("threads", env(OMP_NUM_THREADS="2", LOCAL_WORLD_SIZE="4"), "warning", "of 4 ranks", "THREADS=1"),
     ("threads", env(OMP_NUM_THREADS="many"), "warning", "not a number", "unset"),
-    ("checkpoints", {}, "ok", "not asked for", ""),
-    ("checkpoints", {"storage": Storage()}, "ok", "/data/checkpoints (ext4, of this machine), 100.0 GiB free", ""),
-    ("checkpoints", {"storage": Storage(kind="nfs4")}, "ok", "(nfs4, shared over the network)", ""),
-    ("checkpoints", {"storage": Storage(kind="")}, "ok", "(unknown, of this machine)", ""),
+    ("checkpoints", {"storage": Storage()}, "ok", "/data/checkpoints (ext2/ext3, of this machine), 100.0 GiB free", ""),
+    ("checkpoints", {"storage": Storage(kind="nfs")}, "ok", "(nfs, shared over the network)", ""),
     ("checkpoints", {"storage": Storage(error="Read-only")}, "problem", "/data/checkpoints: Read-only", "name another"),
     ("checkpoints", {"storage": Storage(atomic_rename=False)}, "problem", "does not replace a file", "another file"),
     ("checkpoints", {"storage": Storage(free_bytes=2**29)}, "warning", "0.5 GiB free: little space", "at once"),
@@ -152,17 +116,24 @@ PLANTED = [
 
 @pytest.mark.parametrize(("name", "planted", "state", "found", "cure"), PLANTED)
 def test_a_planted_fault_gets_its_verdict(name, planted, state, found, cure):
-    got = verdict(name, **planted)
+    got = Verdict(name, *CHECKS[name](replace(Facts(), **planted)))
     assert got.state == state
     assert found in got.found
     assert cure in got.cure and bool(cure) == bool(got.cure)
 
 
+def test_a_good_machine_has_nothing_to_fix():
+    verdicts = diagnose(Facts())
+    assert {(v.state, v.cure) for v in verdicts} == {("ok", "")}
+    assert table(verdicts).endswith("19 checks: 0 problems, 0 warnings")
+
+
 def test_a_mismatched_pair_names_both_builds_and_the_cure():
-    got = verdict("torchvision", torch="2.15.0+cpu", torchvision="0.29.2+cu132", torchvision_error=NMS)
+    planted = {"torch": "2.15.0+cpu", "torchvision": "0.29.2+cu132", "torchvision_error": NMS}
+    state, found, cure = CHECKS["torchvision"](replace(Facts(), **planted))
     pair = "torch 2.15.0+cpu and torchvision 0.29.2+cu132 come from different builds"
-    assert (got.state, got.found) == ("problem", f"{pair}; torchvision cannot be imported: {NMS}")
-    assert got.cure.startswith("rm -rf .venv && make env TORCH=cpu, which takes both from one build")
+    assert (state, found) == ("problem", f"{pair}; torchvision cannot be imported: {NMS}")
+    assert cure.startswith("rm -rf .venv && make env TORCH=cpu, which takes both from one build")
 
 
 # --- Looking around --------------------------------------------------------------------------------
@@ -178,25 +149,68 @@ def test_an_import_that_talks_fails_crashes_or_hangs_does_not_reach_us():
 def test_a_version_is_read_with_its_build_without_an_import():
     import torch
 
-    assert facts.installed("torch") == torch.__version__
-    assert facts.installed("no-such-package") is None
+    assert machine_facts.installed("torch") == torch.__version__
+    assert machine_facts.installed("no-such-package") is None
 
 
-@pytest.mark.parametrize(
-    ("starts", "expected"), [("python", True), ("/env/bin/python3", True), ("/other/bin/python", False)]
-)
-def test_only_a_kernel_of_this_python_counts(tmp_path, starts, expected):
+def test_only_a_kernel_of_this_python_counts(tmp_path):
     pytest.importorskip("ipykernel")
-    assert facts.has_kernel(tmp_path, "/env/bin/python") is False  # none at all
-    folder = tmp_path / "share" / "jupyter" / "kernels" / "python3"
-    folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(json.dumps({"argv": [starts, "-m", "ipykernel_launcher"]}))
-    assert facts.has_kernel(tmp_path, "/env/bin/python") is expected
+    assert machine_facts.has_kernel(tmp_path, "/env/bin/python") is False  # none at all
+    file = tmp_path / "share/jupyter/kernels/python3/kernel.json"
+    file.parent.mkdir(parents=True)
+    for starts, expected in (("python", True), ("/env/bin/python3", True), ("/other/bin/python", False)):
+        file.write_text(json.dumps({"argv": [starts, "-m", "ipykernel_launcher"]}))
+        assert machine_facts.has_kernel(tmp_path, "/env/bin/python") is expected
 
 
-def test_a_folder_that_cannot_be_written_says_why(tmp_path):
-    assert facts.error_of_writing(str(tmp_path)) == ""
-    assert facts.error_of_writing(str(tmp_path / "missing")) == "No such file or directory"
+def test_a_folder_is_tried_and_left_empty_or_says_why_not(tmp_path, monkeypatch):
+    found = look_at_folder(str(tmp_path))
+    assert (found.error, found.atomic_rename, found.locks) == ("", True, True)
+    assert found.free_bytes > 0 and list(tmp_path.iterdir()) == []
+    assert look_at_folder(str(tmp_path / "missing")).error == "No such file or directory"
+    if sys.platform == "linux":
+        assert look_at_folder("/dev/shm").kind == "tmpfs"
+
+    def fail(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(machine_facts.os, "replace", fail)
+    monkeypatch.setattr("fcntl.lockf", lambda *_: None)  # here nothing is locked, so the other process gets the lock
+    found = look_at_folder(str(tmp_path))
+    assert (found.error, found.atomic_rename, found.locks) == ("", False, False)
+
+
+def test_a_command_that_is_missing_fails_or_hangs_tells_nothing():
+    assert output_of("echo", "topo") == "topo\n"
+    assert output_of("sh", "-c", "echo x; exit 9") == output_of("sleep", "60", limit_s=0.3) == ""
+    assert output_of("no-such-command") == ""
+
+
+EIGHT = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV12\tNV12\tSYS\tPXB\tSYS\t0-23,96-119\t0\t\tN/A
+GPU1\tNV12\t X \tPIX\tSYS\tPXB\tSYS\t0-23,96-119\t0\t\tN/A
+GPU2\tNV12\tPIX\t X \tSOC\tSYS\tNODE\t24-47,120-143\t1\t\tN/A
+GPU3\tSYS\tSYS\tSOC\t X \tSYS\tNODE\t24-47,120-143\t1\t\tN/A
+NIC0\tPXB\tPXB\tSYS\tSYS\t X \tSYS
+
+Legend:
+
+  X    = Self
+  NV#  = over # NVLinks
+"""
+ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n\n  X    = Self\n"
+
+
+def test_what_nvidia_smi_prints_is_read():
+    links = {(0, 1): "NV12", (0, 2): "NV12", (0, 3): "SYS", (1, 2): "PIX", (1, 3): "SYS", (2, 3): "SYS"}
+    assert machine_facts.parse_links(EIGHT) == links  # SOC: SYS in old drivers
+    for text in (ONE, "", "Failed to initialize NVML: Driver/library version mismatch", "\tGPU0\tGPU1\n"):
+        assert machine_facts.parse_links(text) == {}
+    head = "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |"
+    assert machine_facts.parse_driver(head) == ("550.54.15", "12.4")
+    assert machine_facts.parse_driver("| Driver Version: 580.95.05  CUDA Version: N/A |") == ("580.95.05", "")
+    assert machine_facts.parse_driver("") == (None, "")
 
 
 # --- What gloo and NCCL would choose ---------------------------------------------------------------
@@ -210,36 +224,26 @@ MANY = (
 NAMES = [each.name for each in MANY]
 
 
-@pytest.mark.parametrize(
-    ("told", "chosen"),
-    [
-        (None, ["eth0", "eth1"]),
-        ("eth1", ["eth1"]),
-        ("eth", ["eth0", "eth1"]),
-        ("=eth", []),
-        ("=eth1,eth0", ["eth0", "eth1"]),
-        ("^docker,lo", ["eth0", "eth1"]),
-        ("^=eth0", ["lo", "docker0", "eth1"]),
-        ("ib", []),
-        ("eth1,lo", ["lo", "eth1"]),
-    ],
-)
-def test_nccl_reads_prefixes_whole_names_and_exclusions(told, chosen):
-    assert network.nccl_interfaces({} if told is None else {"NCCL_SOCKET_IFNAME": told}, NAMES) == chosen
+def test_nccl_reads_prefixes_whole_names_and_exclusions():
+    assert nccl_interfaces({"NCCL_SOCKET_IFNAME": "eth"}, NAMES) == ["eth0", "eth1"]
+    assert nccl_interfaces({"NCCL_SOCKET_IFNAME": "=eth"}, NAMES) == []
+    assert nccl_interfaces({"NCCL_SOCKET_IFNAME": "=eth1,eth0"}, NAMES) == ["eth0", "eth1"]
+    assert nccl_interfaces({"NCCL_SOCKET_IFNAME": "^docker,lo"}, NAMES) == ["eth0", "eth1"]
+    assert nccl_interfaces({"NCCL_SOCKET_IFNAME": "^=eth0"}, NAMES) == ["lo", "docker0", "eth1"]
+    assert nccl_interfaces({"NCCL_SOCKET_IFNAME": "eth1,lo"}, NAMES) == ["lo", "eth1"]
 
 
 def test_nccl_without_orders_prefers_infiniband_and_takes_bridges_last():
-    assert network.nccl_interfaces({}, [*NAMES, "ib0"]) == ["ib0"]
-    assert network.nccl_interfaces({}, NAMES[:2]) == ["docker0"]
-    assert network.nccl_interfaces({}, NAMES[:1]) == ["lo"]
+    chosen = [nccl_interfaces({}, names) for names in ([*NAMES, "ib0"], NAMES, NAMES[:2], NAMES[:1], [])]
+    assert chosen == [["ib0"], ["eth0", "eth1"], ["docker0"], ["lo"], []]
 
 
 def test_gloo_takes_its_interface_then_its_host_name_then_loopback():
-    assert network.gloo_address({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, MANY, ("10.0.0.5",)) == "192.168.7.5"
-    assert network.gloo_address({"GLOO_SOCKET_IFNAME": "eth"}, MANY, ("10.0.0.5",)) is None
-    assert network.gloo_address({}, MANY, ("10.9.9.9", "192.168.7.5")) == "192.168.7.5"
-    assert network.gloo_address({}, MANY, ("127.0.1.1",)) == "127.0.1.1"
-    assert network.gloo_address({}, MANY, ("10.9.9.9",)) == "127.0.0.1"
+    assert gloo_address({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, MANY, ("10.0.0.5",)) == "192.168.7.5"
+    assert gloo_address({"GLOO_SOCKET_IFNAME": "eth"}, MANY, ("10.0.0.5",)) is None
+    assert gloo_address({}, MANY, ("10.9.9.9", "192.168.7.5")) == "192.168.7.5"
+    assert gloo_address({}, MANY, ("127.0.1.1",)) == "127.0.1.1"
+    assert gloo_address({}, MANY, ("10.9.9.9",)) == "127.0.0.1"
 
 
 def test_this_machines_interfaces_are_those_that_the_system_names():
@@ -252,182 +256,65 @@ def test_this_machines_interfaces_are_those_that_the_system_names():
     assert network.source_address("127.0.0.1") == "127.0.0.1"
 
 
-def test_a_port_that_is_taken_says_so_and_a_free_one_does_not():
+def test_ports_and_names_say_why_they_cannot_be_used():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert network.error_of_binding(port) == os.strerror(98 if sys.platform == "linux" else 48)
-        assert network.error_of_binding(port, "") != ""  # all addresses: one of them is taken
-    assert network.error_of_binding(port) == ""
-    assert network.error_of_binding(0, "203.0.113.9") != ""  # not this machine's
-
-
-def test_names_resolve_or_say_why():
+        assert "in use" in machine_facts.error_of_binding(port)  # all addresses: one of them is taken
+    assert machine_facts.error_of_binding(port) == ""
+    assert machine_facts.error_of_binding(70_000) != ""
     assert "127.0.0.1" in network.resolve("127.0.0.1")[0]
-    assert network.resolve("no-such-host.invalid")[0] == () and network.resolve("no-such-host.invalid")[1]
-    assert network.resolve("." * 300)[1]  # not even a name
-
-
-# --- GPUs: texts as nvidia-smi prints them ---------------------------------------------------------
-
-EIGHT = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV12\tNV12\tSYS\tPXB\tSYS\t0-23,96-119\t0\t\tN/A
-GPU1\tNV12\t X \tPIX\tSYS\tPXB\tSYS\t0-23,96-119\t0\t\tN/A
-GPU2\tNV12\tPIX\t X \tSOC\tSYS\tNODE\t24-47,120-143\t1\t\tN/A
-GPU3\tSYS\tSYS\tSOC\t X \tSYS\tNODE\t24-47,120-143\t1\t\tN/A
-NIC0\tPXB\tPXB\tSYS\tSYS\t X \tSYS
-NIC1\tSYS\tSYS\tNODE\tNODE\tSYS\t X
-
-Legend:
-
-  X    = Self
-  SYS  = over PCIe and the link between processors
-  NV#  = over # NVLinks
-
-NIC Legend:
-
-  NIC0: mlx5_0
-  NIC1: mlx5_1
-"""
-ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-15\t0\t\tN/A\n\nLegend:\n\n  X    = Self\n"
-
-
-def test_the_matrix_of_links_is_read_each_pair_once():
-    assert gpu_links.parse_topology(EIGHT) == {
-        (0, 1): "NV12",
-        (0, 2): "NV12",
-        (0, 3): "SYS",
-        (1, 2): "PIX",
-        (1, 3): "SYS",
-        (2, 3): "SYS",  # SOC in old drivers
-    }
-
-
-@pytest.mark.parametrize(
-    "text", [ONE, "", "Failed to initialize NVML: Driver/library version mismatch", "\tGPU0\tGPU1\n"]
-)
-def test_one_gpu_or_no_matrix_has_no_links(text):
-    assert gpu_links.parse_topology(text) == {}
-
-
-def test_links_are_ordered_from_near_to_far():
-    assert sorted(["SYS", "PHB", "NV4", "PIX"], key=gpu_links.farness) == ["NV4", "PIX", "PHB", "SYS"]
-
-
-def test_the_drivers_version_and_cuda_are_read_from_the_head():
-    head = "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |"
-    assert gpu_links.parse_driver(head) == ("550.54.15", (12, 4))
-    assert gpu_links.parse_driver("| Driver Version: 580.95.05  CUDA Version: N/A |") == ("580.95.05", ())
-    assert gpu_links.parse_driver("") == (None, ())
-
-
-def test_nvidia_smi_that_is_missing_fails_or_hangs_tells_nothing(tmp_path, monkeypatch):
-    tool = tmp_path / "nvidia-smi"
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    for body, limit_s, told in (("echo $1", 20, "topo\n"), ("echo x; exit 9", 20, ""), ("exec sleep 60", 0.3, "")):
-        tool.write_text(f"#!/bin/sh\n{body}\n")
-        tool.chmod(0o755)
-        assert gpu_links.ask_nvidia_smi("topo", limit_s=limit_s) == told
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert gpu_links.ask_nvidia_smi() == ""
-
-
-# --- Folders for checkpoints -----------------------------------------------------------------------
-
-MOUNTED = r"""
-/dev/sda1 / ext4 rw 0 0
-server:/export /mnt/shared nfs4 rw,vers=4.2 0 0
-tmpfs /mnt/shared/fast tmpfs rw 0 0
-server:/b /mnt/with\040space nfs rw 0 0
-/dev/sdb1 /mnt/over ext4 rw 0 0
-none /mnt/over overlay rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [
-        ("/home/me", "ext4"),
-        ("/mnt/shared", "nfs4"),
-        ("/mnt/shared/run/7", "nfs4"),
-        ("/mnt/shared/fast/run", "tmpfs"),
-        ("/mnt/shared-not", "ext4"),
-        ("/mnt/with space/run", "nfs"),
-        ("/mnt/over", "overlay"),  # the later mount hides the earlier
-    ],
-)
-def test_the_deepest_and_latest_mount_tells_the_kind(folder, kind):
-    assert storage.kind_of(folder, MOUNTED) == kind
-    assert storage.kind_of(folder, "") == ""
-
-
-def test_a_good_folder_renames_locks_and_is_left_empty(tmp_path):
-    found = storage.look_at(str(tmp_path))
-    assert (found.error, found.atomic_rename, found.locks) == ("", True, True)
-    assert found.free_bytes > 0 and list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_missing_a_rename_that_fails_and_a_lock_that_holds_nobody(tmp_path, monkeypatch):
-    assert storage.look_at(str(tmp_path / "missing")).error == "No such file or directory"
-
-    def fail(*_):
-        raise OSError("no")
-
-    monkeypatch.setattr(storage.os, "replace", fail)
-    monkeypatch.setattr("fcntl.lockf", lambda *_: None)  # here nothing is locked, so the other process gets the lock
-    found = storage.look_at(str(tmp_path))
-    assert (found.error, found.atomic_rename, found.locks) == ("", False, False)
+    for name in ("no-such-host.invalid", "." * 300):  # the second is not even a name
+        assert network.resolve(name)[0] == () and network.resolve(name)[1]
 
 
 # --- Telling ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("planted", "status"), [({}, 0), ({"shm_bytes": 1}, 0), ({"loopback": None}, 1)])
-def test_the_exit_status_is_1_only_for_a_problem(monkeypatch, capsys, planted, status):
+@pytest.mark.parametrize(
+    ("planted", "told"),
+    [
+        ({}, ["Python", "torch", "GPUs", "cores", "ranks"]),
+        ({"shm_bytes": 1}, ["Python", "torch", "GPUs", "shared memory", "cores", "ranks"]),
+        ({"loopback": None}, ["Python", "torch", "GPUs", "loopback", "cores", "ranks"]),
+        ({"torch_error": "ImportError: no such symbol"}, ["Python", "torch", "torchvision", "GPUs", "cores"]),
+    ],
+)
+def test_the_short_form_has_what_a_learner_needs_and_what_is_wrong(monkeypatch, capsys, planted, told):
     monkeypatch.setattr(doctor, "gather_facts", lambda checkpoint: replace(Facts(), **planted))
-    assert doctor.main(["--json"]) == status
-    told = json.loads(capsys.readouterr().out)
-    assert len(told) == 19 and set(told[0]) == {"name", "state", "found", "cure"}
+    monkeypatch.setattr(doctor, "start_two_ranks", lambda: Verdict("ranks", "ok", ""))
+    assert doctor.main(["--short", "--json"]) == int("loopback" in planted or "torch_error" in planted)  # no warning
+    verdicts = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert list(verdicts) == told and set(verdicts["torch"]) == {"name", "state", "found", "cure"}
+
+
+def test_two_ranks_are_started():
+    assert doctor.start_two_ranks().found == "two have started, and each has the sum of 1 and 2: [3, 3]"
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["--world-size", "2"],
-        ["--rendezvous", "127.0.0.1:29500"],
-        ["--world-size", "1", "--rendezvous", "127.0.0.1:29500"],
-        ["--timeout", "0"],
-        ["--megabytes", "-1"],
-    ],
+    "argv", ["--world-size 2", "--rendezvous h:1", "--world-size 1 --rendezvous h:1", "--timeout 0", "--timeout x"]
 )
 def test_options_that_make_no_sense_are_refused(argv, capsys):
     with pytest.raises(SystemExit) as refused:
-        doctor.main(argv)
+        doctor.main(argv.split())
     assert refused.value.code == 2 and "error:" in capsys.readouterr().err
 
 
 def test_a_meeting_without_torch_is_refused_with_what_to_run_instead(monkeypatch, capsys):
     from ddp_course import diagnose
 
-    monkeypatch.delattr(diagnose, "meeting", raising=False)
-    monkeypatch.setitem(sys.modules, "ddp_course.diagnose.meeting", None)  # what imports it then raises ImportError
+    monkeypatch.delattr(diagnose, "reachability", raising=False)
+    monkeypatch.setitem(sys.modules, "ddp_course.diagnose.reachability", None)  # importing it raises ImportError
     assert doctor.main(["--world-size", "2", "--rendezvous", "127.0.0.1:29500"]) == 1
     assert "run the doctor without --rendezvous" in capsys.readouterr().err
 
 
-def test_the_table_puts_the_cure_below_what_it_cures():
-    lines = table(diagnose(replace(Facts(), loopback=None, cores=1))).splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("PROBLEM  loopback"))
-    assert lines[at + 1].strip().startswith("-> bring it up")
-    assert lines[-1] == "19 checks: 1 problems, 1 warnings"
-
-
-def test_a_long_line_of_the_table_is_folded_and_its_words_stay_whole():
+def test_the_table_puts_the_cure_below_what_it_cures_and_folds_long_lines():
     found = "vm is 127.0.0.1: enough for one machine; before you use several: export GLOO_SOCKET_IFNAME=eth0, or " * 2
-    lines = table([Verdict("host name", "warning", found.strip(), "fix /etc/hosts")]).splitlines()
-    assert max(map(len, lines)) <= 100
-    assert lines[1].startswith(" " * 26)
-    assert " ".join(" ".join(lines).split()).startswith(f"warning host name {found.strip()} -> fix /etc/hosts")
+    lines = table([Verdict("host name", "problem", found.strip(), "fix /etc/hosts")]).splitlines()
+    assert max(map(len, lines)) <= 100 and lines[1].startswith(" " * 26)
+    assert lines[-3] == f"{'':25} -> fix /etc/hosts" and lines[-1] == "1 checks: 1 problems, 0 warnings"
+    assert " ".join(" ".join(lines[:-3]).split()) == f"PROBLEM host name {found.strip()}"
 
 
 @pytest.mark.slow
@@ -440,20 +327,3 @@ def test_this_machine_can_run_the_course_and_a_broken_torch_does_not_stop_the_do
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
     states = {told["name"]: told["state"] for told in json.loads(done.stdout)}
     assert (done.returncode, states["torch"], states["gloo"], states["loopback"]) == (0, "ok", "ok", "ok"), done
-
-
-@pytest.mark.parametrize(
-    ("planted", "told"),
-    [
-        ({}, ["Python", "torch", "GPUs", "cores", "ranks"]),
-        ({"loopback": None}, ["Python", "torch", "GPUs", "loopback", "cores", "ranks"]),
-        ({"torch_error": "ImportError: no such symbol"}, ["Python", "torch", "GPUs", "cores"]),
-    ],
-)
-def test_the_short_form_has_what_a_learner_needs_and_what_is_wrong(monkeypatch, capsys, planted, told):
-    monkeypatch.setattr(doctor, "gather_facts", lambda checkpoint: replace(Facts(), **planted))
-    assert doctor.main(["--short", "--json"]) == int(bool(planted))
-    verdicts = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert [name for name in verdicts if name != "torchvision" and name != "gloo"] == told
-    if "ranks" in verdicts:
-        assert verdicts["ranks"]["found"] == "two have started, and each has the sum of 1 and 2: [3, 3]"

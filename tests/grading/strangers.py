@@ -4,7 +4,7 @@
     .venv/bin/python -m tests.grading.strangers 07 12.1  some
 
 A right answer has to get full marks with a learner's seed and with a grader's, a wrong one with neither or one. What
-got past a judge belongs into that exercise's bank, with a judge that refuses it.
+got past a judge belongs among that exercise's mistakes, with a view that tells it apart.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from pathlib import Path
 from ddp_course.grading import check, differential
 from ddp_course.grading.learner import progress
 from ddp_course.grading.registry import find_exercise
+from ddp_course.grading.source import function_of
 
 ANSWERS = Path(__file__).with_name("strangers.jsonl")
 
@@ -40,12 +41,9 @@ def main(wanted: list[str]) -> int:
 
 def full_marks(answer: dict) -> bool:
     """Return whether an answer gets all points with both seeds."""
-    from tests.grading.bank import written  # here: a rank imports this file, and needs neither nbformat nor the banks
-    from tests.grading.submissions import setup_of
-
     exercise = find_exercise(answer["exercise"])
     with contextlib.redirect_stdout(io.StringIO()):
-        function = written(exercise.id, answer["source"], setup_of(exercise.id[:2]))
+        function = function_of(exercise.id, exercise.function, answer["source"])
         return all(check(exercise.id, function, seed=seed) == exercise.points for seed in (0, 1))
 
 

@@ -40,11 +40,6 @@ def answer_cells(path: Path) -> dict[str, str]:
     return {c.metadata.nbgrader.grade_id[3:7].replace("-", "."): c.source for c in cells}
 
 
-def setup_of(lesson: str) -> str:
-    """Return what the answers of a lesson's notebooks count on."""
-    return cell_of(nbformat.read(source_of(lesson), as_version=4), "setup").source + "\n"
-
-
 def solutions(lesson: str) -> dict[str, str]:
     """Return the answers of the solution notebook, by exercise."""
     return answer_cells(source_of(lesson))

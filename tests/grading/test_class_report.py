@@ -46,7 +46,7 @@ def test_a_platform_gets_a_row_for_each_student_and_no_zero_where_nothing_was_gr
     assert rows(paths[1]) == [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names],
         ["Points Possible", "", "", "", "", *of],
-        ["ada", "", "", "ada", "", "3", "20"],
+        ["ada", "", "", "ada", "", "3", "25"],
         ["o'brien, m", "", "", "o'brien, m", "", "", "2.5"],
         ["eve", "", "", "eve", "", "", ""],
     ]
@@ -56,14 +56,14 @@ def test_a_platform_gets_a_row_for_each_student_and_no_zero_where_nothing_was_gr
         "lesson",
         "points",
         "of",
-        *(f"exercise {n}" for n in range(1, 5)),
+        *(f"exercise {n}" for n in range(1, 6)),
         "question",
         "remark",
     ]
-    assert rows(paths[0])[1][-3:] == ["3", "2", ""]
-    assert rows(paths[0])[2] == ["ada", "00", "3", of[0], "1", "1", "1", "", "", unread]
+    assert rows(paths[0])[1][-3:] == ["5", "2", ""]
+    assert rows(paths[0])[2] == ["ada", "00", "3", of[0], "1", "1", "1", "", "", "", unread]
     assert rows(paths[0])[3][-2:] == ["", f"late; {unread}"]
-    assert rows(paths[0])[4] == ["eve", "03", "0", of[1], "0", "0", "0", "0", "", "not graded: the file is empty"]
+    assert rows(paths[0])[4] == ["eve", "03", "0", of[1], "0", "0", "0", "0", "0", "", "not graded: the file is empty"]
 
 
 def judged(into, student: str, answers: dict[str, str], failed: tuple[tuple[str, int, str], ...] = ()) -> Graded:
@@ -107,14 +107,14 @@ def test_the_page_says_what_failed_and_why(tmp_path):
         Graded("eve <script>", "03", dict.fromkeys(FULL, 0.0), reason="the file is empty"),
     ]
     facts = lesson_facts("03", submissions, tmp_path)
-    assert (facts["graded"], facts["of"], facts["not_graded"]) == (4, 18, [("eve <script>", "the file is empty")])
+    assert (facts["graded"], facts["of"], facts["not_graded"]) == (4, 23, [("eve <script>", "the file is empty")])
     assert [(row["check"], row["failed"], row["judged"], row["causes"]) for row in facts["checks"]] == [
         (names[1], 3, 4, [("first", 2), ("second", 1)]),
         (names[0], 1, 4, [("<b>bold</b>", 1)]),
     ]
     assert [each.student for each in facts["slowest"]] == ["cleopatra", "ada", "ben", "dan"]
     page = Texts(write_report(submissions, tmp_path).read_text(encoding="utf-8"))
-    assert "4 graded, 1 not graded. Of the 18 points of the exercises, the mean is" in page.text
+    assert "4 graded, 1 not graded. Of the 23 points of the exercises, the mean is" in page.text
     assert "4 answers to the question wait for a person" in page.text and "<b>bold</b>" in page.text
     assert "eve <script>" in page.text and page.tags.isdisjoint({"script", "b", "img", "iframe"})
     assert list(tmp_path.glob("*.part")) == []

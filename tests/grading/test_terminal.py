@@ -18,7 +18,7 @@ def checked(*arguments: object) -> int:
 def test_the_solution_scores_full_marks_with_an_exit_code_of_zero(capsys):
     assert checked("03", "--notebook", source_of("03"), "--seed", "2") == 0
     out, err = capsys.readouterr()
-    assert "03_process_groups.ipynb: 18 of 18 points" in out and out.count("✓") == 16 and "✗" not in out
+    assert "03_process_groups.ipynb: 23 of 23 points" in out and out.count("✓") == 20 and "✗" not in out
     assert err == ""
 
 
@@ -32,7 +32,7 @@ def test_each_broken_answer_costs_only_itself(tmp_path):
             "03.1": "import os\nos._exit(1)",
             "03.2": "while True:\n    pass",
             "03.3": "def node_sum(rank, world_size, ranks_per_node, value):\n    while True:\n        pass",
-            "03.4": answers["03.4"],
+            "03.5": answers["03.5"],
         },
     )
     cell_of(broken, "ex-03-1-check").source = "def check(*args):\n    return 5"  # what a notebook's own check says
@@ -41,7 +41,7 @@ def test_each_broken_answer_costs_only_itself(tmp_path):
     nbformat.write(broken, path)
     points = check_notebook(path, exercises_of("03"), say=said.append, answer_timeout=3)
     words = "\n".join(said)
-    assert points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.4": 3}, words
+    assert points == {"03.1": 0, "03.2": 0, "03.3": 0, "03.5": 3, "03.4": 0}, words
     assert "KernelDied: the kernel died while this cell ran" in words
     assert "CellTimeoutError: the cell ran past its time limit" in words
     assert "✗ there is no function place; its cell did not run" in words

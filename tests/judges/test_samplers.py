@@ -1,6 +1,7 @@
 """Lesson 05's solutions, held to one process and to counting: their judges ask nothing but them."""
 
 import torch
+from torch.utils.data import WeightedRandomSampler
 
 from ddp_course.grading.source import function_of, solution_of
 
@@ -27,7 +28,7 @@ def test_the_accuracy_is_that_of_one_process(ranks):
 
 
 def test_an_epoch_is_resumed_on_other_ranks():
-    made = function_of("05.3", "Resumable", solution_of("05.3"))
+    made = function_of("05.4", "Resumable", solution_of("05.4"))
     order, trained = list(made(20, 1, 0, seed=3)), []
     state = {"epoch": 0, "consumed": 0}
     for ranks in (4, 3, 2):
@@ -39,3 +40,14 @@ def test_an_epoch_is_resumed_on_other_ranks():
         state = samplers[0].state_dict()
     assert sorted(order) == list(range(20))
     assert sorted(sum(trained, [])) == sorted(order[:18])
+
+
+def test_the_ranks_share_torchs_weighted_draw():
+    made = function_of("05.3", "MyWeightedSampler", solution_of("05.3"))
+    weights, generator = [0, 1, 2.5, 30], torch.Generator().manual_seed(3 + 2)
+    order = list(WeightedRandomSampler(weights, 11, generator=generator))
+    samplers = [made(weights, 11, 3, rank, seed=3) for rank in range(3)]
+    for each in samplers:
+        each.set_epoch(2)
+    assert [list(each) for each in samplers] == [order[rank:9:3] for rank in range(3)]
+    assert {len(each) for each in samplers} == {3}

@@ -16,13 +16,11 @@ from ddp_course.diagnose.faults import (
     loops,
     meeting,
     processes,
-    silent_files,
-    silent_model,
-    silent_rows,
+    silent,
 )
 from ddp_course.diagnose.faults.fault import Fault
 
 LOUD = (meeting, collectives, branches, loops, processes, docker)
 FILED = (filed,)
-SILENT = (silent_rows, silent_files, silent_model)
+SILENT = (silent,)
 FAULTS: dict[str, Fault] = {fault.name: fault for family in LOUD + FILED + SILENT for fault in family.FAULTS}

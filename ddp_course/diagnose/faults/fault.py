@@ -5,7 +5,7 @@ of a few lines, the broken one and the fixed one. Both run on real ranks within 
 `Diagnosis`, made by a tool that sees only what happened and is not told which fault it was.
 
 Left out on purpose: the tools themselves. `diagnose/recognise.py` reads reports of failures, and
-`diagnose/training_checks.py` looks beside a training loop that fails in silence.
+`rehearsal/rehearse.py` runs a training program that fails in silence.
 Read next: `collectives.py`, three faults to begin with; `catalogue.py` has them all.
 """
 

@@ -3,7 +3,7 @@
 The first two stop the program with words that are pasted into search engines every day. The other four say nothing:
 each is shown by comparing the ranks with one process that sees everything.
 
-Read next: `silent_rows.py`, more that says nothing.
+Read next: `silent.py`, more that says nothing.
 """
 
 from __future__ import annotations

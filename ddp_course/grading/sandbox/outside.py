@@ -4,7 +4,7 @@ The judge sends each round of a check into the box and gets data back. Expected 
 cases on this side; of the answer's process nothing is believed but what it returned. So a learner can lie about what a
 rank did, but must bring the right results, and has not seen what they are compared with.
 
-Read next: `wire.py`, in which form results come; `box.py`; `vocabulary/expect.py`, what is expected of them.
+Read next: `wire.py`, in which form results come; `box.py`; `../differential.py`, what is expected of them.
 """
 
 from __future__ import annotations

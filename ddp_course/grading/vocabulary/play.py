@@ -4,7 +4,7 @@ Each rank goes through the cases in turn, calls what the learner wrote, and note
 ranks end a case before one begins the next; else a rank that skips a collective would meet the others' with the first
 one of its next case, and the learner would read about that.
 
-Read next: `expect.py`, which says what is expected of the notes.
+Read next: `../differential.py`, which compares the notes.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ LESSONS = {
     "15": "15_fault_tolerance",
     "16": "16_gpt2",
     "17": "17_sharding",
+    "18": "18_model_parallel",
     "19": "19_reinforcement_learning",
 }
 

@@ -3,7 +3,7 @@
 The optimizer is written here: every rank would have to load torch.optim first. It counts its own state, so the judge
 sees who keeps what. How the parameters are dealt, and in how many messages they travel, is free.
 
-Read next: `cut_layers.py`.
+Read next: `shard_and_save.py`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_the_release_has_neither_solutions_nor_hidden_tests(lesson):
 def test_notebook_and_registry_agree_and_every_exercise_says_what_it_asks(lesson):
     notebook = nbformat.read(released(lesson), as_version=4)
     stretch = [exercise.title.endswith("(stretch)") for exercise in exercises_of(lesson)]
-    assert len(stretch) >= 2 and stretch == sorted(stretch) and not all(stretch)
+    assert len(stretch) >= (1 if lesson == "18" else 2) and stretch == sorted(stretch) and not all(stretch)
     for exercise in exercises_of(lesson):
         key = f"ex-{exercise.id.replace('.', '-')}"
         assert cell_of(notebook, name_of_test_cell(exercise.id)).metadata.nbgrader.points == exercise.points

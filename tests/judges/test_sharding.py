@@ -1,8 +1,11 @@
 """The solutions of lesson 17 are held to the paper's figures and to one process of torch."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from ddp_course.grading.source import function_of, solution_of
 
@@ -40,19 +43,28 @@ def test_17_2_steps_as_torchs_adam_in_one_process(ranks):
             assert torch.equal(ours, right)
 
 
-def cut(rank: int, world_size: int) -> list[torch.Tensor]:
-    x = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_()
-    model = answer("17.3", "CutLayers")(rank, world_size, *layers())
-    output = model(x)
-    output.square().sum().backward()
-    return [output.detach(), x.grad, model.second_weight.grad, model.second_bias.grad]
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    parts = {"start": nn.Linear(3, 5), "blocks": nn.Sequential(nn.Linear(5, 5), nn.Tanh()), "head": nn.Linear(5, 2)}
+    return nn.Sequential(OrderedDict(parts)).double()
 
 
-def test_17_3_is_the_whole_layers_and_their_gradients(ranks):
-    x, (first, second) = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_(), layers()
-    output = second(torch.tanh(first(x)))
-    output.square().sum().backward()
-    for rank, found in enumerate(ranks(2).run(cut)):
-        torch.testing.assert_close(
-            found, [output.detach(), x.grad, second.weight.grad.chunk(2, 1)[rank], second.bias.grad]
-        )
+def sharded(rank: int, world_size: int, x: torch.Tensor, y: torch.Tensor) -> tuple[list[float], dict]:
+    mesh = init_device_mesh("cpu", (world_size,))
+    training = answer("17.3", "ShardedTraining")(model(), mesh, 0.1, 1.0)
+    norms = [training.step(x.chunk(world_size)[rank], y.chunk(world_size)[rank]) for _ in range(3)]
+    return norms, training.full_state()
+
+
+def test_17_3_is_one_process_that_clips_and_saves(ranks):
+    x, y = torch.randn(4, 3, dtype=torch.float64), 4 * torch.randn(4, 2, dtype=torch.float64)
+    one, norms = model(), []
+    adam = torch.optim.Adam(one.parameters(), lr=0.1)
+    for _ in range(3):
+        adam.zero_grad()
+        nn.functional.mse_loss(one(x), y).backward()
+        norms.append(nn.utils.clip_grad_norm_(one.parameters(), 1.0).item())
+        adam.step()
+    (found, state), (others, nothing) = ranks(2).run(sharded, args=(x, y))
+    assert found == others == pytest.approx(norms) and max(norms) > 1 and nothing == {}
+    torch.testing.assert_close(state, dict(one.state_dict()))

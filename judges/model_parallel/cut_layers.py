@@ -1,4 +1,4 @@
-"""17.3 `CutLayers`: two linear layers and an activation, each rank with 1/W of both: same output, same gradients?
+"""18.1 `CutLayers`: two linear layers and an activation, each rank with 1/W of both: same output, same gradients?
 
 The parts are found by the names that the text asks for. The gradient of x is looked at with another use of x, and what
 is kept of the layers by their storage.
@@ -193,7 +193,7 @@ no sum at all, plain layers | parts output bias gradients input messages | set s
 """
 
 CUT_LAYERS = exercise(
-    *("17.3", "Two layers, cut (stretch)", "CutLayers", 35),
+    *("18.1", "Two layers, cut", "CutLayers", 35),
     cases=cases,
     act=act,
     tolerance=1e-9,

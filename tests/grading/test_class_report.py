@@ -60,7 +60,7 @@ def test_a_platform_gets_a_row_for_each_student_and_no_zero_where_nothing_was_gr
         "question",
         "remark",
     ]
-    assert rows(paths[0])[1][-3:] == ["5", "2", ""]
+    assert rows(paths[0])[1][-3:] == ["3", "2", ""]
     assert rows(paths[0])[2] == ["ada", "00", "3", of[0], "1", "1", "1", "", "", "", unread]
     assert rows(paths[0])[3][-2:] == ["", f"late; {unread}"]
     assert rows(paths[0])[4] == ["eve", "03", "0", of[1], "0", "0", "0", "0", "0", "", "not graded: the file is empty"]

@@ -149,7 +149,7 @@ class ShardSampler(Sampler[int]):
             order = list(range(self.length))
         left = order[start:] if start else order  # a copy only where it must be
         total = len(self) * self.world_size
-        while 0 < len(left) < total:  # repeatedly, if there are fewer samples than ranks
+        while 0 < len(left) < total:  # the epoch's beginning, as without a resume; more than once, if W is larger
             left += order[: total - len(left)]
         return left[self.rank : total : self.world_size]
 

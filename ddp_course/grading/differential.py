@@ -40,7 +40,7 @@ from ddp_course.grading.vocabulary.play import Round, Seen, played
 View = Callable[[Seen], Any]
 TRY_S = 5.0  # for one run of a mistake; what an answer is compared with has as long as the answer
 EXPLAIN_S = 2.0  # for all mistakes that are tried for one answer
-MOST_KEPT = 8  # exercises and seeds whose references and mistakes are remembered: a second check runs the answer alone
+MOST_KEPT = 64  # exercises and seeds whose references and mistakes are remembered: a second check runs the answer alone
 SINGLE = 1e-5  # what float32 leaves of a number, with a few roundings
 NEARLY = "right to five digits or more: is something computed in float32 here, where float64 is expected?"
 

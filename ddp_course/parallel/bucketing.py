@@ -76,6 +76,8 @@ def plan_buckets(
             closed.append(bucket.params)
             opened[kind] = _Open(cap_bytes)
     closed += [bucket.params for bucket in opened.values() if bucket.params]
+    # torch sorts by the last gradient. With one dtype and device that is the same order; with several, a bucket that
+    # begins early and fills late holds up those behind it here.
     closed.sort(key=lambda params: place[params[0][0]])
     return [_described(index, params) for index, params in enumerate(closed)]
 

@@ -27,7 +27,8 @@ def all_reduce_hook(group: dist.ProcessGroup | None, bucket: GradBucket) -> torc
 def fp16_compress_hook(group: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future:
     """Average the gradients in float16: half of float32's bytes, and 11 bits of each number.
 
-    Values above 65504 / W become infinite, those below 6e-8 become 0: scale the loss if gradients are small.
+    Values above 65504 become infinite, those below W · 3e-8 become 0, since the division comes before the sum: scale
+    the loss if gradients are small.
 
     Collective: one all_reduce of half the bytes; every rank of `group`.
     """

@@ -90,6 +90,7 @@ class BucketedDDP(nn.Module):
         self._averaged_last = True  # whether the last forward pass was one to be averaged
         self._in_graph: set[nn.Parameter] = set()  # behind the outputs of the passes so far
         self._used: set[nn.Parameter] = set()  # have had a gradient since the last averages, no_sync included
+        # Weak: optimizer hooks are global, and a wrapper whose backward has failed would refuse every later step.
         ready, refuse = weakref.WeakMethod(self._gradient_ready), weakref.WeakMethod(self._refuse_half)
         handles = [handle for bucket in self._work for handle in bucket.call_when_ready(ready)]
         handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: refuse()(optimizer)))
@@ -160,6 +161,7 @@ class BucketedDDP(nn.Module):
             bucket.take(slot, self._scale, self.gradient_as_bucket_view)
         if not bucket.waiting_for:
             self._launch_full_buckets()
+            # Only when all are launched: _finish takes what is missing for zero, and _refuse_half is to see it missing.
             if not self.find_unused_parameters and self._work[-1].launched:
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 

@@ -34,7 +34,8 @@ class GradBucket:
         self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device=plan.device)
         pieces = self.flat.split(plan.numels)
         self.views = [piece.view(shape) for piece, shape in zip(pieces, plan.shapes, strict=True)]
-        self._nodes = [get_gradient_edge(param).node for param in params]  # live only as long as somebody holds them
+        # Kept here: a parameter holds its node weakly, and the hook dies with the node.
+        self._nodes = [get_gradient_edge(param).node for param in params]
         self.large = {slot for slot, view in enumerate(self.views) if view.nbytes >= LARGE_BYTES}
         self.begin()
 

@@ -161,7 +161,7 @@ class _Normalise(torch.autograd.Function):
         sum_dy_C, sum_dy_normal_C = dy_NC.sum(dims), (dy_NC * normal_NC).sum(dims)
         dweight_C = sum_dy_normal_C.to(weight_C.dtype) if weight_C is not None else None
         dbias_C = sum_dy_C.to(weight_C.dtype) if weight_C is not None else None
-        sums_2C = torch.stack([sum_dy_C, sum_dy_normal_C])
+        sums_2C = torch.stack([sum_dy_C, sum_dy_normal_C])  # a copy: those of weight and bias stay this rank's own
         if _talks(ctx.group):
             dist.all_reduce(sums_2C, group=ctx.group)
         mean_dy_C, mean_dy_normal_C = sums_2C / count
@@ -181,7 +181,7 @@ def local_statistics(x_NC: torch.Tensor) -> torch.Tensor:
     """
     wide_NC = x_NC.to(torch.promote_types(x_NC.dtype, torch.float32))
     count = x_NC.numel() // x_NC.shape[1]
-    if not count:
+    if not count:  # the mean of no rows is NaN, and NaN times a weight of 0 is still NaN, on every rank
         return wide_NC.new_zeros(2 * x_NC.shape[1] + 1)
     var_C, mean_C = torch.var_mean(wide_NC, _all_but_channels(x_NC), correction=0)
     return torch.cat([mean_C, var_C * count, mean_C.new_full((1,), count)])

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from ddp_course.grading.answer.isolated import NotJudged
 from ddp_course.grading.exercise import AnswerFailed, Fault
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
 from ddp_course.grading.sandbox import outside, wire
+from ddp_course.grading.sandbox.boxed import CASES, cases_of
 from ddp_course.grading.sandbox.outside import NO_ANSWER, verdicts_on
 
 # In a process that has no judges, as in a box.
@@ -126,3 +128,10 @@ def test_cases_are_those_of_the_classs_secret(tmp_path):
         verdicts_on("09.1", ask, seed, tmp_path)
     assert find_exercise("09.1").points == 5
     assert asked["one"][0] != asked["another"][0]
+
+
+def test_a_hand_in_has_one_of_the_classs_sets_of_cases():
+    notebooks = [nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(f"x = {n}")]) for n in range(200)]
+    ours = [cases_of("a secret", each) for each in notebooks]
+    assert ours == [cases_of("a secret", each) for each in notebooks]
+    assert len(set(ours)) == CASES and not set(ours) & {cases_of("another", each) for each in notebooks}

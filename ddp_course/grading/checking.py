@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from ddp_course.grading.answer.isolated import LIMIT_S, MOST_LINES, Answer, NotJudged
+from ddp_course.grading.answer.isolated import MOST_LINES, Answer, NotJudged
+from ddp_course.grading.answer.limits import LIMIT_S
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict, shown
 from ddp_course.grading.learner.progress import note_points
 from ddp_course.grading.registry import find_exercise

@@ -30,8 +30,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from ddp_course.grading.answer.isolated import LIMIT_S, Answer, NotJudged
-from ddp_course.grading.answer.limits import patience
+from ddp_course.grading.answer.isolated import Answer, NotJudged
+from ddp_course.grading.answer.limits import LIMIT_S, patience
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.source import function_of, mistakes_of, solution_of, variants_of
 from ddp_course.grading.vocabulary.compare import differing, factor, same, told_apart

@@ -24,12 +24,11 @@ import torch
 
 from ddp_course.grading.answer.fences import nobody_leaves_early, refused
 from ddp_course.grading.answer.kept import run_on_ranks
-from ddp_course.grading.answer.limits import patience
+from ddp_course.grading.answer.limits import LIMIT_S, patience
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
 from ddp_course.launcher import RankError, codes
 from ddp_course.launcher.packing import dumps
 
-LIMIT_S = 10.0  # for one run of an answer
 MOST_LINES, MOST_LETTERS = 20, 160  # of what the answer printed
 
 # What C++ prints when it aborts, which the report says better.

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+LIMIT_S = 10.0  # for one run of an answer
 MOST_PROCESSES, MOST_THREADS = 200, 4000
 MOST_BYTES = 8 * 2**30  # of memory, and so much of files
 MOST_OF_A_FILE = 64 * 2**20  # bytes, that an answer has written and a judge reads

@@ -20,7 +20,8 @@ from unittest import mock
 
 import cloudpickle
 
-from ddp_course.grading.answer.isolated import LIMIT_S, NotJudged
+from ddp_course.grading.answer.isolated import NotJudged
+from ddp_course.grading.answer.limits import LIMIT_S
 from ddp_course.grading.checking import judged, told
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict
 from ddp_course.grading.registry import find_exercise, judges

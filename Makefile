@@ -89,7 +89,7 @@ site: env  ## Build the site into out/site/: lessons with their stored outputs, 
 	$(BIN)/python -m sphinx -q -W --keep-going -d out/doctrees -c docs . out/site
 	@echo "open out/site/index.html"
 
-bench: env  ## Compare the ways to run a function on ranks: a table and JSON; about an hour.
+bench: env  ## Time the course's parts beside torch's own: a table and JSON; under an hour.
 	$(ACTIVATED) $(BIN)/python benchmarks/run.py
 
 # GPU_PYTHON names a Python that has torch already, for a machine on which nothing can be installed.
@@ -105,5 +105,5 @@ versions: env  ## Choose the newest versions again, for every platform, and writ
 
 clean:  ## Remove the environment and every cache.
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
-	find ddp_course notebooks solutions exercises tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
+	find benchmarks ddp_course docs judges notebooks programs solutions exercises tests \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune \
 	  -exec rm -rf {} + 2>/dev/null || true

@@ -19,7 +19,7 @@ c.CourseDirectory.submitted_directory = "submitted"
 c.CourseDirectory.db_url = f"sqlite:///{c.CourseDirectory.root}/class/gradebook.db"
 c.CourseDirectory.autograded_directory = "class/autograded"
 c.CourseDirectory.feedback_directory = "class/feedback"
-c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc*", "__pycache__", "bank.py"]  # the bank is full of answers
+c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc*", "__pycache__"]
 
 # Test cells that were changed are put back; `restore.py` has done most of it.
 c.OverwriteCells.add_missing_cells = True

@@ -1,7 +1,7 @@
 """The command `ddp-course`: one word for each thing that a terminal is good for.
 
 Each word has a file in `commands/`, which reads the options and is imported when its word is said: a learner without
-nbgrader can train, and a machine without a working torchvision can see the doctor.
+nbgrader can check answers, and a machine without a working torchvision can see the doctor.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def submit_parser() -> argparse.ArgumentParser:
     slurm.add_argument("--partition", help="where to queue")
     slurm.add_argument("--account", help="who pays")
     k8s = parser.add_argument_group("Kubernetes only")
-    k8s.add_argument("--image", help="one with this course in it; required")
+    k8s.add_argument("--image", help="one with torch and the script in it; required")
     k8s.add_argument("--claim", default="checkpoints", help="a volume claim that all nodes can write to")
     k8s.add_argument("--mount", default="/checkpoints", metavar="FOLDER", help="where it is mounted; absolute")
     k8s.add_argument("--memory", default="16Gi", help="of a pod")
@@ -132,7 +132,7 @@ def kubernetes_job(options: argparse.Namespace, words: list[str]) -> str:
     low, high = nodes_of(options.nodes)
     refuse_others(options, "slurm", partition=None, account=None)
     if not options.image:
-        raise ValueError("--k8s needs an --image that has this course in it")
+        raise ValueError("--k8s needs an --image that has torch and the script in it")
     check("image", options.image, WORD, "registry/name:tag")
     if "\n" in options.mount or not options.mount.startswith("/"):
         raise ValueError(f"--mount {options.mount!r}: expected an absolute path")

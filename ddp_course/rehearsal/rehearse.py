@@ -134,9 +134,8 @@ def rehearse(
             )
             if not isinstance(answers["not-averaged"], Finding):
                 answers["not-averaged"] = two_runs.same_step(one, whole) or answers["not-averaged"]
-        if source.named(
-            "isend", "send", "batch_isend_irecv"
-        ):  # neighbours that exchange weights may differ, as is meant
+        # Neighbours that exchange weights may differ, as is meant.
+        if source.named("isend", "send", "batch_isend_irecv"):
             for fault in ("drift", "not-averaged"):
                 if isinstance(found := answers[fault], Finding):
                     answers[fault] = replace(found, grade=LOOK)

@@ -206,6 +206,7 @@ def slow_but_in_time(rank, world_size, pause_s):
 
 def leave_a_group_open(rank, world_size):
     dist.init_process_group("gloo")
+    dist.barrier()  # else rank 0 may cut off those that still connect
     if rank == 0:
         dist.destroy_process_group()
     return rank

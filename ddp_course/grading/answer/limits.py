@@ -115,7 +115,8 @@ def _nameless(processes: list[psutil.Process]) -> int:
                     if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 0:
                         found[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
             for line in Path(f"/proc/{process.pid}/maps").read_text(errors="replace").splitlines():
-                if line.endswith("(deleted)"):
+                # Anonymous pages that processes share have this name; those that are used count as memory.
+                if line.endswith("(deleted)") and not line.endswith("/dev/zero (deleted)"):
                     span, _, _, device, inode, _ = line.split(maxsplit=5)
                     start, end = (int(each, 16) for each in span.split("-"))
                     major, minor = (int(each, 16) for each in device.split(":"))

@@ -101,7 +101,7 @@ def trained(i: int) -> list[float]:
     return answers[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("nothing_left")
 def test_two_hundred_launches_in_a_row():

@@ -42,6 +42,9 @@ def write_reference(folder: Path) -> None:
             lines += [] if module in names else [f"## `{module}`\n"]
             lines += ["```{eval-rst}", f".. automodule:: {module}", inner, "```\n"]
         write(folder / f"{page}.md", "\n".join(lines))
+    for old in folder.glob("*.md"):
+        if old.stem not in {*pages, "errors"}:  # of a part that is gone
+            old.unlink()
 
 
 def write(path: Path, text: str) -> None:

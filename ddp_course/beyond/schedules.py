@@ -73,12 +73,3 @@ def bubble(schedule: str, stages: int, micro_batches: int) -> float:
     """Return the share of the ticks in which a stage waits, counted in the timetable: (S-1) / (M+S-1)."""
     table = timetable(schedule, stages, micro_batches)
     return sum(step is None for row in table for step in row) / sum(map(len, table))
-
-
-def most_kept(order: list[Pass]) -> int:
-    """Return of how many micro-batches a stage keeps the activations at once, at most."""
-    kept = most = 0
-    for step in order:
-        kept += 1 if step.kind == "forward" else -1
-        most = max(most, kept)
-    return most

@@ -136,9 +136,11 @@ PROGRAM = exercise(
                   "each number belongs to one rank; a collective adds up the shares, and rank 0 writes the digits"),
         "shared": ("the ranks add up their shares by a collective", 1, "two three few", shared,
                    "dist.all_reduce(total) on every rank"),
-        "writer": ("rank 0 alone writes", 1, "two three few", lambda seen: f"a file is written here: {seen['wrote']}",
+        "writer": ("rank 0 alone writes", 1, "two three few",
+                   lambda seen: "writes a file" if seen["wrote"] else "no file",
                    "if rank == 0, with the rank of the whole job"),
-        "end": ("each rank ends its group", 1, "two three", lambda seen: f"the group is ended: {seen['ended']}",
+        "end": ("each rank ends its group", 1, "two three",
+                lambda seen: "the group is ended" if seen["ended"] else "the group is open",
                 "dist.destroy_process_group(), on every rank"),
     },
     hints={

@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from ddp_course import launch
+from tests.warm.plugin import start_of
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "programs"
@@ -54,7 +55,7 @@ def run_program(rank: int, world_size: int, program: Path, words: tuple[str, ...
 def by_torchrun(program: Path, world_size: int, *words: str, folder: Path = PROGRAMS) -> str:
     """Return what all ranks print, started by the line of the program's docstring, with so many ranks."""
     options = re.search(rf"^ *torchrun (.*){re.escape(program.name)}", program.read_text(), re.MULTILINE)[1].split()
-    start = [sys.executable, "-m", "torch.distributed.run", *options, "--standalone", f"--nproc-per-node={world_size}"]
+    start = [start_of("torchrun"), *options, "--standalone", f"--nproc-per-node={world_size}"]
     command, environment = [*start, str(program), *words], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]

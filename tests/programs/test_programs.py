@@ -6,13 +6,13 @@ And each change of `ddp.py` that is taken away again shows in the numbers, or in
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddp_course import RankError
 from tests.programs.running import PROGRAMS, by_torchrun, edited, on_ranks
+from tests.warm.plugin import start_of
 
 EPOCHS = 3
 START = "dist.init_process_group(backend, device_id=device if cuda else None)"
@@ -50,7 +50,7 @@ def programs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def alone(programs) -> Numbers:
     """What the program for one device prints, which is also seen to learn."""
-    found = numbers(finished(programs, sys.executable, "one_device.py", "--epochs", str(EPOCHS)))
+    found = numbers(finished(programs, start_of("python"), "one_device.py", "--epochs", str(EPOCHS)))
     assert len(found) == EPOCHS and found[-1][0] < found[0][0] / 3 and found[-1][1] > 0.95
     return found
 
@@ -72,13 +72,13 @@ def test_and_so_do_those_of_torchrun(alone, programs, ranks):
 
 
 def test_spawn_prints_the_numbers_of_one_device(alone, programs):
-    found = numbers(finished(programs, sys.executable, "ddp_spawn.py", "2", "--epochs", str(EPOCHS)))
+    found = numbers(finished(programs, start_of("python"), "ddp_spawn.py", "2", "--epochs", str(EPOCHS)))
     assert found == close(alone)
 
 
 def test_a_run_resumes_with_another_number_of_ranks(alone, programs, tmp_path):
     save = ("--checkpoint", str(tmp_path / "run.pt"))
-    first = numbers(finished(programs, sys.executable, "one_device.py", "--epochs", "1", *save))
+    first = numbers(finished(programs, start_of("python"), "one_device.py", "--epochs", "1", *save))
     then = printed(on_ranks(programs / "ddp.py", 2, "--epochs", str(EPOCHS), *save)[0])
     assert len(first) == 1 and first + then == close(alone)
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]

@@ -5,12 +5,12 @@ Without a GPU, `nn.DataParallel` calls the model. So what is tested here is that
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.programs.running import PROGRAMS, edited, losses_in, losses_of_one_process
+from tests.warm.plugin import start_of
 
 PROGRAM = PROGRAMS / "train_dp.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -20,7 +20,7 @@ def by_python(program: Path) -> list[float]:
     """What the line of its docstring prints."""
     assert f"\npython {program.name}\n" in program.read_text()
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program)]
+    command = [start_of("python"), str(program)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr[-3000:]
     return losses_in(done.stdout, "01234")

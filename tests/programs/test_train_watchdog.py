@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.programs.running import PROGRAMS, RANKS, by_torchrun, edited, losses_in, losses_of_one_process, on_ranks
+from tests.warm.plugin import start_of
 
 PROGRAM = PROGRAMS / "train_watchdog.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,7 +31,7 @@ def test_torchrun_runs_it(tmp_path):
 
 def hang(program, world_size: int, *words: str, folder) -> tuple[str, str, list[list[str]]]:
     """Return both outputs of a run that must fail, and the innermost two functions of each rank's first stack."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+    start = [start_of("torchrun"), "--standalone", f"--nproc-per-node={world_size}"]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     command = [*start, str(program), *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)

@@ -1,0 +1,107 @@
+"""A Python that stands for the real one has to be told from it by nothing but its speed."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.waiting import wait_for
+from tests.warm.plugin import Warm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+PROGRAMS = {  # what each is about: its words
+    "arguments": ["-c", "import sys; print(sys.argv, sys.path[:1], __name__, sys.stdin.read())", "a", "-b"],
+    "a status": ["-c", "raise SystemExit(3)"],
+    "a sentence as a status": ["-c", "raise SystemExit('no such run')"],
+    "an error": ["-c", "def f():\n  1 / 0\nf()"],
+    "an interrupt of its own": ["-c", "import signal; signal.raise_signal(signal.SIGINT)"],
+    "a signal that kills": ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
+    "a thread that goes on": ["-c", "import threading, time\nthreading.Timer(0.2, print, ['last']).start()"],
+    "atexit": ["-c", "import atexit; atexit.register(print, 'left')"],
+    "a module": ["-m", "platform"],
+    "a file": ["program.py", "one"],
+    "a file that is not there": ["nothing.py"],
+    "an environment read at the start": ["-W", "error", "-c", "import warnings; warnings.warn('said')"],
+    "threads": ["-c", "import torch; torch.manual_seed(0); print(torch.get_num_threads(), torch.rand(1))"],
+    "children": ["-c", "import os; print(os.system('exit 3'), os.popen('echo said').read())"],
+    "ranks": ["program.py", "ranks"],
+}
+PROGRAM = """
+import sys
+import torch.multiprocessing as mp
+
+def rank(number):
+    print(f"rank {number}", flush=True)
+
+if __name__ == "__main__":
+    print(sys.argv, __file__)
+    if sys.argv[1] == "ranks":
+        sys.stdout.flush()
+        mp.spawn(rank, nprocs=1)
+"""
+FRESH = "import sys; print('torch' in sys.modules)"
+
+
+@pytest.fixture(scope="module")
+def warm():
+    with Warm() as server:
+        yield server
+
+
+def told(command: list, folder, **environment: str) -> tuple[int, str, str]:
+    """Return a program's status and both outputs."""
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    done = subprocess.run(command, cwd=folder, env=environ, input="said", capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_says_and_ends_as_under_the_real_python(warm, words, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    python = str(warm.folder / "python")
+    found, real = (told([start, *words], tmp_path, OMP_NUM_THREADS="3") for start in (python, sys.executable))
+    assert (found[0], found[1], found[2].replace(python, sys.executable)) == real
+
+
+def test_it_has_torch_already_unless_torch_would_read_another_environment(warm, tmp_path):
+    start = [str(warm.folder / "python"), "-c", FRESH]
+    assert told(start, tmp_path)[1] == "True\n"
+    assert told(start, tmp_path, TORCH_CPP_LOG_LEVEL="INFO")[1] == "False\n"
+
+
+def test_two_programs_draw_other_numbers(warm, tmp_path):
+    script = "import torch, random, numpy; print(torch.initial_seed(), random.random(), numpy.random.rand())"
+    drawn = [told([str(warm.folder / "python"), "-c", script], tmp_path)[1].split() for _ in range(2)]
+    assert all(a != b for a, b in zip(*drawn, strict=True)) and len(drawn[0]) == 3
+
+
+def test_torchrun_finds_ranks_that_have_torch(warm, tmp_path):
+    (tmp_path / "program.py").write_text(FRESH + "; import os; print(os.environ['WORLD_SIZE'], flush=True)")
+    start = [str(warm.folder / "torchrun"), "--standalone", "--nproc-per-node=2", "program.py"]
+    status, said, _ = told(start, tmp_path)
+    assert status == 0 and sorted(said.split()) == ["2", "2", "True", "True"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_reaches_the_program_and_what_it_started(warm, sent, tmp_path):
+    script = "import os, subprocess, time\nprint(os.getpid(), subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+    start = [str(warm.folder / "python"), "-c", f"{script}time.sleep(60)"]
+    program = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    os.killpg(program.pid, sent)
+    assert program.wait(20) == -sent
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), lambda: True, "both to end", 20)
+
+
+def test_all_end_with_the_server():
+    with Warm() as server:
+        start = [str(server.folder / "python"), "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+        program = subprocess.Popen(start, stdout=subprocess.PIPE)
+        pid = int(program.stdout.readline())
+    assert program.wait(20) == 1
+    wait_for(lambda: not psutil.pid_exists(pid), lambda: True, "its end", 20)
+    assert not server.folder.exists()

@@ -48,12 +48,13 @@ class Warm:
         self.folder = Path(tempfile.mkdtemp(prefix="warm_"))
         lay_out(self.folder)
         command = [sys.executable, "-m", "tests.warm", self.folder]
-        self._server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
+        pipe = subprocess.PIPE  # forks take Python's streams as they are: those of pipes suit any file
+        self._server = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.stdin.close()
-        self._server.wait(60)
+        _, said = self._server.communicate(timeout=60)
+        sys.stderr.write(said.decode())
 
     def offer_kernel(self) -> None:
         """Let Jupyter find a kernel that is forked, and that finds the server's commands."""

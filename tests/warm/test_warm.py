@@ -73,6 +73,14 @@ def test_it_has_torch_already_unless_torch_would_read_another_environment(warm, 
     assert told(start, tmp_path, TORCH_CPP_LOG_LEVEL="INFO")[1] == "False\n"
 
 
+def test_its_streams_can_be_set_as_those_of_a_terminal_can(warm, tmp_path):
+    script = "import sys; sys.stdout.reconfigure(errors='namereplace'); print(sys.stdout.isatty(), sys.stdout.errors)"
+    ours, theirs = os.openpty()
+    subprocess.run([str(warm.folder / "python"), "-c", script], cwd=tmp_path, stdout=theirs, check=True, timeout=60)
+    assert os.read(ours, 100) == b"True namereplace\r\n"
+    os.close(ours), os.close(theirs)
+
+
 def test_two_programs_draw_other_numbers(warm, tmp_path):
     script = "import torch, random, numpy; print(torch.initial_seed(), random.random(), numpy.random.rand())"
     drawn = [told([str(warm.folder / "python"), "-c", script], tmp_path)[1].split() for _ in range(2)]

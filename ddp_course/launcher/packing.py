@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import importlib
 import inspect
 import io
 import pickle
@@ -67,7 +68,8 @@ class _Pickler(cloudpickle.CloudPickler):
     arrives on the CPU: the other process may not have that GPU, and should not take its memory. What `functools` has
     wrapped goes as the functions in it and is wrapped again: pickle knows a cache by its name alone, and refuses the
     lock in a cached property (until Python 3.11) and the weak references of a dispatch. So does a module that cannot be
-    imported, but is an attribute of one that can: torch has some, which its decorators use.
+    imported, but is an attribute of one that can: torch has some, which its decorators use. One of a class of its own,
+    such as `torch._dynamo.config`, goes as its name.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -75,6 +77,8 @@ class _Pickler(cloudpickle.CloudPickler):
             parent, _, name = obj.__name__.rpartition(".")
             if getattr(sys.modules.get(parent), name, None) is obj:
                 return getattr, (sys.modules[parent], name)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and obj.__name__ in sys.modules:
+            return importlib.import_module, (obj.__name__,)
         if isinstance(obj, functools.cached_property):
             return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, _CACHED | types.FunctionType) and (

@@ -90,6 +90,17 @@ def test_a_function_of_autograd_travels_under_torchs_own_decorator():
     assert quietly(slope, 2) == [6.0, 8.0]
 
 
+def test_a_function_that_sets_the_compiler_travels_where_the_compiler_was_imported():
+    import torch._dynamo
+
+    def with_another_setting(rank, world_size):
+        torch._dynamo.config.optimize_ddp = False
+        return torch._dynamo.config.optimize_ddp, torch._dynamo.config.__name__
+
+    assert quietly(with_another_setting, 1) == [(False, "torch._dynamo.config")]
+    assert torch._dynamo.config.optimize_ddp
+
+
 def test_functions_under_a_cache_travel_and_still_have_one():
     @lru_cache(maxsize=5)
     def square(number):

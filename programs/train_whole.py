@@ -1,9 +1,9 @@
-"""Train on handwritten digits: the whole program, on any number of GPUs or CPU ranks.
+"""The whole program: train on digits, on any number of ranks that divides 48.
 
     torchrun --standalone --nproc-per-node 2 train_whole.py
 
 Where there is a run.pt, it resumes. --stop 100 leaves after step 100, without saving.
-With --exact, any number of ranks that divides 48 prints the same losses.
+With --exact, the losses are those of one rank, up to rounding.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def train(device, cuda, options):
     images = Subset(digits, range(1440))
     sampler, batch = DistributedSampler(images, seed=SEED), GLOBAL_BATCH // world_size
     loader = DataLoader(images, batch, sampler=sampler, pin_memory=cuda)
-    mine = DataLoader(Subset(digits, range(1440 + rank, 1797, world_size)), 100)
+    test_loader = DataLoader(Subset(digits, range(1440 + rank, 1797, world_size)), 100)
     torch.manual_seed(SEED)  # repeatable; DDP sends rank 0's weights to all
     dropout = nn.Dropout(0.0 if options.exact else 0.1)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), dropout, nn.Linear(128, 10))
@@ -78,11 +78,11 @@ def train(device, cuda, options):
             rate.step()
             sums[0] += loss.detach() * len(y)
             sums[1] += len(y)
-            if rate.last_epoch == options.stop:
+            if rate.last_epoch == options.stop:  # a scheduler calls its steps epochs
                 return
         model.eval()
         with torch.no_grad():
-            for x, y in mine:  # no collective in here: shards may differ by one image
+            for x, y in test_loader:  # no collective: shards may differ by one image
                 sums[2] += (model(x.to(device)).argmax(dim=1) == y.to(device)).sum()
                 sums[3] += len(y)
         dist.all_reduce(sums)  # the only collective of an epoch besides DDP's
@@ -90,7 +90,7 @@ def train(device, cuda, options):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(state | {"rate": rate.state_dict(), "epoch": epoch + 1}, "run.pt")
             loss, right = (sums[::2] / sums[1::2]).tolist()
-            print(f"epoch {epoch}: loss {loss:.4f}, right {right:.4f}, norm {norm:.3f}")
+            print(f"epoch {epoch}: loss {loss:.4f}, right {right:.4f}, norm {norm:.2f}")
 
 
 if __name__ == "__main__":

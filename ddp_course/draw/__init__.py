@@ -3,7 +3,7 @@
 `style.py` holds the look, `shapes.py` and `charts.py` what pictures are made of, the other files the pictures.
 """
 
-from ddp_course.draw.beyond import decision, holdings, live_bytes, pipeline_passes
+from ddp_course.draw.beyond import holdings, live_bytes, pipeline_passes
 from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
@@ -13,7 +13,7 @@ from ddp_course.draw.games import players
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
-from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
+from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls
 from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
@@ -40,7 +40,6 @@ __all__ = [
     "data_parallel_step",
     "dealt",
     "dealt_windows",
-    "decision",
     "described",
     "gathered_layers",
     "gpt_block",
@@ -57,7 +56,6 @@ __all__ = [
     "own_losses",
     "pipeline_passes",
     "players",
-    "printed_losses",
     "rank_colour",
     "rank_map",
     "rendezvous",

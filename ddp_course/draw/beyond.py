@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ddp_course.draw.charts import page
-from ddp_course.draw.shapes import arrow, box, canvas, finding, label
+from ddp_course.draw.shapes import canvas, finding, label
 from ddp_course.draw.style import (
     ALARM,
     FAINT,
@@ -65,7 +65,8 @@ def holdings(world_size: int = 4, strategies: Sequence[str] = STRATEGIES) -> Fig
                     x, y = left + part * width / world_size, bottom + (layers - 1 - layer) * 0.17
                     face = _shade(strategy, kind, layer, part)
                     ax.add_patch(Rectangle((x, y), width / world_size, 0.14, facecolor=face, edgecolor=LINE, lw=0.6))
-    key = f"rank 0 of {world_size}; a bar is a layer; ZeRO-1 here deals whole layers; light: gathered for a moment"
+    dealt = "ZeRO-1 here deals whole layers; " * ("ZeRO-1" in strategies)
+    key = f"rank 0 of {world_size}; a bar is a layer; {dealt}light: gathered for a moment"
     label(ax, 0.1, 0.12, key, align="left", size=SMALL, ink=MUTED)
     if "tensor parallel" in strategies:
         finding(ax, "FSDP and tensor parallel keep the same share; FSDP makes a layer whole to compute")
@@ -189,30 +190,3 @@ def _pass(ax: Axes, x: float, y: float, cell: float, stage: int, step: tuple[str
         face, edge = tint(colour, 0.6 if step[0] == "backward" else 0.18), colour
         label(ax, x + cell * 0.47, y + 0.125, str(step[1]), size=SMALL - 1)
     ax.add_patch(Rectangle((x, y), cell * 0.94, 0.26, facecolor=face, edgecolor=edge, lw=0.8))
-
-
-def decision() -> Figure:
-    """The questions that lead from a model to a strategy, the cheapest answer first."""
-    steps = (
-        ("Do weights, gradients, state and activations fit?", "DDP"),
-        ("With activations recomputed?", "DDP + recomputation"),
-        ("With the state divided?", "ZeRO-1"),
-        ("With all divided, layers whole until backward?", "FSDP (kept)"),
-        ("With all divided, one block whole at a time?", "FSDP"),
-        ("With each block divided too, inside a node?", "FSDP + tensor parallel"),
-        ("With the layers dealt to nodes by depth?", "+ pipeline between nodes"),
-    )
-    height = 0.56 * (len(steps) + 1) + 0.1
-    figure, ax = canvas(height)
-    for line, (question, answer) in enumerate(steps):
-        y = height - 0.5 - line * 0.56
-        box(ax, 0.1, y, 4.25, 0.38, question, size=SMALL)
-        arrow(ax, (4.4, y + 0.19), (5.1, y + 0.19))
-        label(ax, 4.72, y + 0.29, "yes", size=SMALL - 1, ink=MUTED)
-        box(ax, 5.15, y, 2.7, 0.38, answer, colour=rank_colour(0 if line < 2 else 2), bold=True, size=SMALL)
-        arrow(ax, (2.2, y - 0.02), (2.2, y - 0.16))
-        label(ax, 2.45, y - 0.09, "no", size=SMALL - 1, ink=MUTED)
-    last = height - 0.5 - len(steps) * 0.56
-    box(ax, 0.1, last, 4.25, 0.38, "more GPUs, or CPU offload", bold=True, size=SMALL)
-    finding(ax, "Take the first that fits: each later one is harder to set up, or sends more")
-    return figure

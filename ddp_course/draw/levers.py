@@ -98,7 +98,7 @@ def _bar(ax: Axes, span: Span, row: float, face: str | tuple[float, ...], edge: 
 
 def _step_legend(ax: Axes, inches: float, lanes: set[str], hides: bool) -> None:
     # Few words: text is most of a picture's bytes, and a lesson has many of these.
-    hidden = [Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: hidden")] * hides
+    hidden = [Patch(facecolor=tint(SHARED, 0.35), edgecolor=SHARED, label="all-reduce: overlapped")] * hides
     waited_for = Patch(
         facecolor=tint(ALARM, 0.75), edgecolor=SHARED, label="exposed" if hides else "all-reduce: exposed"
     )

@@ -5,8 +5,7 @@ Read next: `timelines.py`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -98,29 +97,4 @@ def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: 
     name_axes(ax, unit, "own loss against all ranks' (%)")
     ax.xaxis.get_major_locator().set_params(integer=True)
     legend(ax, loc="upper left")
-    return figure
-
-
-def printed_losses(runs: Mapping[str, Sequence[float]]) -> Figure:
-    """The loss that each program prints after each epoch; dashed where it is not that of the first program."""
-    height = 0.42 * len(runs) + 0.55
-    figure, ax = canvas(height)
-    right = next(iter(runs.values()))
-    column, wrong, early = (WIDTH - 2.4) / len(right), 0, 0
-    for epoch in range(len(right)):
-        label(ax, 2.35 + column * (epoch + 0.5), height - 0.3, f"epoch {epoch}", size=SMALL, ink=MUTED)
-    for row, (name, losses) in enumerate(runs.items()):
-        y = height - 0.9 - 0.42 * row
-        label(ax, 0.12, y + 0.17, name, align="left", bold=not row)
-        apart = [not math.isclose(loss, one, rel_tol=1e-3) for loss, one in zip(losses, right, strict=True)]
-        wrong += any(apart)
-        early += apart[0]
-        for epoch, (loss, dashed) in enumerate(zip(losses, apart, strict=True)):
-            look = {"colour": ALARM if dashed else rank_colour(0), "dashed": dashed, "size": SMALL}
-            box(ax, 2.4 + column * epoch, y, column - 0.1, 0.34, f"{loss:.3f}", **look)
-    fall = all(losses[-1] < losses[0] for losses in runs.values())
-    falls = f"{'Every' if fall else 'Not every'} loss falls"
-    differ = f"{wrong} of {len(runs) - 1} differ (dashed) from {next(iter(runs))}, {early} of them from epoch 0 on"
-    finding(ax, f"{falls}; {differ}")
-    ax.says = "; ".join(f"{name}: {', '.join(f'{loss:.3f}' for loss in losses)}" for name, losses in runs.items())
     return figure

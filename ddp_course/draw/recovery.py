@@ -113,7 +113,7 @@ def _told(ax: Axes, y: float, rank: int, received: tuple[int, int], last: int | 
         text = f"step {number}" + "\nSIGTERM" * hit
         box(ax, x, y, 1.15, 0.45, text, colour=ALARM if hit else rank_colour(rank), size=SMALL)
         if not shared:
-            box(ax, x + 1.3, y, 0.4, 0.45, str(int(rank == victim and number >= step)), size=SMALL)
+            box(ax, x + 1.25, y, 0.5, 0.45, f"flag {int(rank == victim and number >= step)}", size=SMALL)
 
 
 def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Sequence[float], best: float) -> Figure:
@@ -147,7 +147,7 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     figure, ax = canvas(4.1)
     width = (WIDTH - 0.2) / nodes
     store = (WIDTH / 2 - 1.6, 3.35)
-    box(ax, *store, 3.2, 0.5, "rendezvous: a store on one host", bold=True)
+    box(ax, *store, 3.2, 0.5, "the store of the rendezvous, on one host", bold=True)
     first_rank = 0
     for node in range(nodes):
         x, alive = 0.1 + node * width, node != dead

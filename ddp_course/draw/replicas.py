@@ -13,7 +13,7 @@ from ddp_course.draw.shapes import box, canvas, finding, label
 from ddp_course.draw.style import ALARM, INK, MUTED, SMALL, WIDTH, rank_colour
 
 COMPARED = ("same start", "same gradient", "same step", "replicas", "one process")
-MOMENTS = ("before training", "worst step", "worst step", "after training", "after training")
+MOMENTS = ("before training", "at its worst", "at its worst", "after training", "after training")
 ROUNDING = 1e-12  # of numbers in float64 that were added in another order
 
 
@@ -50,7 +50,7 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = COM
             box(ax, x, y + 0.08, column - 0.12, row - 0.16, text, colour=colour, ink=INK if right else ALARM)
     ax.says = f"Red boxes of each row, from left to right. {' '.join(told)}"
     ax.plot([left + column * (len(columns) - 2) - 0.06] * 2, [0.08, height - 0.12], color=MUTED, linewidth=1.2)
-    finding(ax, "Before the line, what broke; beyond it, what that led to")
+    finding(ax, "The first red box of a row is what broke")
     return figure
 
 

@@ -15,7 +15,6 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
         draw.holdings(),
         draw.live_bytes({"DDP": [*history, ("optimizer", 25)], "FSDP": history}),
         draw.pipeline_passes({"GPipe": timetable("gpipe", 4, 6), "1F1B": timetable("1f1b", 4, 6)}),
-        draw.decision(),
     ]
     readable(figures)
 

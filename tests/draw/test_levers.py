@@ -50,8 +50,8 @@ def test_lever_marks_what_the_model_waits_for_and_where_a_step_ends():
     texts = draw.texts_of(figure)
     assert {"one", "six", "82 ms", "57 ms"} <= set(texts) and texts.count("link") == 2
     assert ax.says == "one: 82 ms, 40 of them exposed. six: 57 ms, 15 of them exposed."
-    assert "all-reduce: hidden" in texts
-    assert "all-reduce: hidden" not in draw.texts_of(lever([("one", step(1, 40))]))
+    assert "all-reduce: overlapped" in texts
+    assert "all-reduce: overlapped" not in draw.texts_of(lever([("one", step(1, 40))]))
     with pytest.raises(ValueError, match="'after' has no spans"):
         lever([("before", step(1, 1)), ("after", [])])
 

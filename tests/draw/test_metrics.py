@@ -1,7 +1,7 @@
-"""Do the pictures of lessons 09 and 18 show the numbers they were given, and stay readable?"""
+"""Do the pictures of lesson 09 show the numbers they were given, and stay readable?"""
 
 from ddp_course import draw
-from ddp_course.draw.metrics import mean_weights, own_losses, printed_losses, sums_and_counts
+from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 
 
 def pictures():
@@ -13,7 +13,6 @@ def pictures():
         yield own_losses([[2.0, 0.5, 0.1]] * world_size, [2.0, 0.6, 0.05])
     yield mean_weights([0.3651, 0.1898, 0.0084], [64, 64, 2])
     yield mean_weights([0.3, 0.2], [2, 3], part="rank", rank=1)
-    yield printed_losses({"one device": [0.6, 0.3, 0.1], "without the reduced loss": [0.3, 0.15, 0.05]})
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
@@ -41,11 +40,3 @@ def test_own_losses_are_shown_in_percent_of_the_loss_over_all_ranks():
     lines = own_losses([[3.0, 1.0], [1.0, 3.0]], [2.0, 2.0]).axes[0].lines
     shown = {line.get_label(): [float(y) for y in line.get_ydata()] for line in lines}
     assert shown == {"rank 0": [50.0, -50.0], "rank 1": [-50.0, 50.0], "all ranks": [0.0, 0.0]}
-
-
-def test_printed_losses_marks_what_is_not_the_first_programs():
-    ax = printed_losses({"one": [0.6, 0.3], "two": [0.60001, 0.3], "three": [0.6, 0.301]}).axes[0]
-    assert [shape.get_linestyle() == "--" for shape in ax.patches] == [False] * 5 + [True]
-    assert ax.get_title("left") == "Every loss falls; 1 of 2 differ (dashed) from one, 0 of them from epoch 0 on"
-    early = printed_losses({"one": [0.6, 0.3], "two": [0.5, 0.7]}).axes[0].get_title("left")
-    assert early.startswith("Not every") and early.endswith("1 of them from epoch 0 on")

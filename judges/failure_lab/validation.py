@@ -105,7 +105,7 @@ def why_loss(seen: Seen) -> str:
 
 
 MISTAKES = """
-the script as it was | all | broadcasts the running statistics also in a validation | hangs
+the script as it was | all | rank 0 alone leaves the loop by its `break`; the others wait in the next step | hangs
     if step % every == 0: => if step % every == 0 and rank == 0:
     [rank::world_size] =>
     dist.all_reduce(total) => pass
@@ -206,7 +206,7 @@ VALIDATION = exercise(
     },
     hints={
         "absent|limit|cut-off|disagree|sizes": "rank 0 does "
-        "something that the others do not: a collective, a forward of `replica`, which broadcasts the running "
-        "statistics also in a validation, or a `break`; or each rank stops by the loss of its own rows",
+        "something that the others do not: a `break`, a collective, or a forward of `replica`, which broadcasts the "
+        "running statistics; or each rank stops by the loss of its own rows",
     },
 )  # fmt: skip

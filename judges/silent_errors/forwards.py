@@ -122,7 +122,7 @@ buffers are not broadcast
 BOTH = "the gradient of a step is that of both losses, each a mean over the samples of all ranks"
 
 FORWARDS = exercise(
-    *("13.1", "Find the two forwards", "train_critic", 25),
+    *("13.1", "Find the silent error", "train_critic", 25),
     cases=cases,
     act=act,
     said=lambda seen: f"one process on the samples of {seen.world_size} ranks has",

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import logsigmoid
 
-GAMMA, LAMBDA = 0.98, 0.8  # weights of what is a step later: a reward, a surprise
+# One step later a reward weighs GAMMA, a surprise GAMMA * LAMBDA.
+GAMMA, LAMBDA = 0.98, 0.8
 
 
 def network():
@@ -39,7 +40,11 @@ def make_env(games):
 
 
 def play(model, games, steps, seeds, returns):
-    """Yield what T steps of N games bring, and the value of the state after them."""
+    """Play T steps at each `next`; yield nine tensors, all but the last (T, N, ...).
+
+    State, action, its log-probability, value, reward, terminated, truncated, plays (0
+    where the step only began an episode); and the values of the states after, (N,).
+    """
     env, dice = make_env(games), np.random.default_rng(seeds[1])
     state, _ = env.reset(seed=seeds[0])
     begins, collected = np.zeros(games, bool), np.zeros(games)
@@ -54,7 +59,7 @@ def play(model, games, steps, seeds, returns):
             noted = before, action, log_prob(logit, action), value
             rows.append((*noted, *map(torch.tensor, came), plays))
             reward, terminated, truncated = came
-            begins = terminated | truncated
+            begins = terminated | truncated  # there the next step plays nothing
             collected += reward
             returns.extend(collected[begins].tolist())
             collected[begins] = 0
@@ -78,7 +83,8 @@ def evaluate(model, episodes, rank, world_size):
     """Mean return of new episodes, each counted once: the ranks share them."""
     mine = len(range(rank, episodes, world_size))
     env, total = make_env(mine), torch.zeros((), dtype=torch.float64)
-    state, _ = env.reset(seed=1_000_000 + rank)  # games that nobody trained on
+    # Games that nobody trained on; the same in each run with as many ranks.
+    state, _ = env.reset(seed=1_000_000 + rank)
     running = np.ones(mine, bool)
     while running.any():
         with torch.no_grad():

@@ -57,7 +57,7 @@ class GPT(nn.Module):
 
 
 def adamw(model):
-    """Weight decay for matrices only: LayerNorm's weights belong near 1, not near 0."""
+    """Weight decay for matrices, embeddings too; LayerNorm's weights belong near 1."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -67,5 +67,7 @@ def adamw(model):
 def learning_rate(step, steps, highest=3e-3):
     """Rise over a tenth of the steps, then fall to a tenth along a cosine."""
     warmup = max(1, steps // 10)
+    if step < warmup:
+        return highest * ((step + 1) / warmup)
     falling = 0.55 + 0.45 * math.cos(math.pi * (step - warmup) / (steps - warmup))
-    return highest * ((step + 1) / warmup if step < warmup else falling)
+    return highest * falling

@@ -36,7 +36,7 @@ def set_up():
     shape = (dist.get_world_size() // per_node, per_node)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("node", "local"))
     for name in mesh.mesh_dim_names:
-        dist.set_timeout(TIMEOUT, mesh.get_group(name))  # a mesh does not inherit it
+        dist.set_timeout(TIMEOUT, mesh.get_group(name))  # subgroups do not inherit it
     return device, mesh
 
 

@@ -73,7 +73,7 @@ def train(device, statistics):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # before DDP
     elif statistics != "rank":
         for layer in model.modules():
-            if isinstance(layer, nn.BatchNorm2d):  # keeps its tensors
+            if isinstance(layer, nn.BatchNorm2d):  # becomes ours, with its tensors
                 layer.__class__, layer.process_group = SyncBatchNorm, group
     replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -97,11 +97,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--statistics", choices=["world", "node", "rank"])
     cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else "cpu"
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:
         torch.cuda.set_device(device)
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, device_id=device if cuda else None)
-    train(torch.device(device), parser.parse_args().statistics)
+    train(device, parser.parse_args().statistics)
     dist.barrier()  # no rank leaves while another still communicates with it
     dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 train_checkpoint.py run.pt
 
-Type the same line after a crash: the run resumes from run.pt.
+Type the same line after a crash: the run resumes from run.pt, which all nodes must see.
 """
 
 import os
@@ -82,7 +82,7 @@ for epoch in range(start, EPOCHS):
     scheduler.step()
     dist.all_reduce(total)
 
-    mine = {"cpu": torch.get_rng_state()}
+    mine = {"cpu": torch.get_rng_state()}  # nothing draws from Python's or NumPy's
     if cuda:
         mine["cuda"] = torch.cuda.get_rng_state()
     rng_states = [None] * world_size

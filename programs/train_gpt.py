@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 train_gpt.py --steps 200
 
-A run that was stopped continues from its checkpoint, on any number of ranks.
+A stopped run continues on any number of ranks that divides --batch / --micro.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from gpt import GPT, adamw, learning_rate
 from gpt_text import numbers_of_step, read_text, windows
 from torch.nn.parallel import DistributedDataParallel
 
-parser = argparse.ArgumentParser()  # batch: windows a step; micro: a forward pass
+parser = argparse.ArgumentParser()  # batch: windows of all ranks; micro: of one pass
 for name, default in {"batch": 32, "micro": 8, "context": 64, "steps": 200}.items():
     parser.add_argument(f"--{name}", type=int, default=default)
 parser.add_argument("--until", type=int, help="stop earlier: a job's time is limited")
@@ -62,7 +62,7 @@ def main(options):
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first, log = saved["step"], saved["log"]
-        if saved["windows"] != shape:
+        if saved["shape"] != shape:
             raise SystemExit("--batch and --context must be those of the checkpoint")
     if options.compile:
         model.compile()  # in place: the names of the parameters stay
@@ -96,7 +96,7 @@ def main(options):
             if rank == 0:
                 print(f"step {done}: loss {loss:.4f}, held-out {outside:.4f}, ", end="")
                 print(f"gradient norm {norm:.2f}, {speed:,.0f} tokens/s")
-                saved = {"model": model.state_dict(), "log": log, "windows": shape}
+                saved = {"model": model.state_dict(), "log": log, "shape": shape}
                 saved |= {"optimizer": optimizer.state_dict(), "step": done}
                 torch.save(saved, options.checkpoint + ".new")
                 os.replace(options.checkpoint + ".new", options.checkpoint)

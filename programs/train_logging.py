@@ -79,7 +79,7 @@ def main():
             x, y = x.to(device), y.to(device)
             logits = replica(x)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(logits, y).backward()
+            nn.functional.cross_entropy(logits, y).backward()  # the mean, to train
             norm = nn.utils.clip_grad_norm_(model.parameters(), 5)  # on all ranks equal
             optimizer.step()
             add(totals, logits, y)

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 train_parallel.py 2
 
-The number is that of the ranks which compute a layer together. It divides the ranks of
-a node, and the other dimension has what is left: here two times two.
+The number is that of the ranks which compute a layer together. It must divide the ranks
+of a node. The other dimension of the mesh has the rest: here it is two times two.
 """
 
 import logging

@@ -23,7 +23,7 @@ def main():
     torch.set_num_threads(1)
     model = ActorCritic()
     replica = DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, eps=1e-5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, eps=1e-5)  # usual in PPO
     returns = []  # of this rank's episodes that ended
     seeds = np.random.SeedSequence((RUN, rank)).generate_state(2).tolist()
     turns = play(model, GAMES, STEPS, seeds, returns)
@@ -35,22 +35,23 @@ def main():
         count = torch.tensor(len(action))
         sums = torch.stack([count, advantage.sum(), advantage.square().sum()]).double()
         dist.all_reduce(sums)
-        mean, squares = (sums[1:] / sums[0]).float()
+        mean, squares = sums[1:] / sums[0]
         advantage = (advantage - mean) / (squares - mean**2).sqrt()
         share = world_size / sums[0].item()  # DDP divides by the ranks, not by the rows
-        left = 1 - turn / TURNS  # ever smaller steps
+        left = 1 - turn / TURNS  # falls from 1 to 0: ever smaller steps
         clip, optimizer.param_groups[0]["lr"] = CLIP * left, RATE * left
         for _ in range(PASSES):
             logit, value = replica(state)
             ratio = (log_prob(logit, action) - old).exp()
             clipped = ratio.clamp(1 - clip, 1 + clip)
             gain = torch.minimum(ratio * advantage, clipped * advantage)
-            loss = share * (0.5 * (value - target).square() - gain).sum()
+            critic = 0.5 * (value - target).square()  # 0.5: its weight in the loss
+            loss = share * (critic - gain).sum()
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # the norm of all of them
             optimizer.step()
-        if (turn + 1) % 20 == 0:
+        if (turn + 1) % 10 == 0:
             found = evaluate(model, 64, rank, world_size)
             if rank == 0:
                 print(f"turn {turn + 1}: mean return {found:.1f}")

@@ -46,7 +46,7 @@ last = EPOCHS * steps_per_epoch
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=last)
 torch.manual_seed(100 + rank)  # each rank has its own dropout
 stateful = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-generators = [torch, torch.cuda] if cuda else [torch]
+generators = [torch, torch.cuda] if cuda else [torch]  # each has get_rng_state
 path = Path(sys.argv[1])  # on several nodes: in a folder that all of them see
 
 
@@ -58,7 +58,7 @@ def save(step):
         state = {name: part.state_dict() for name, part in stateful.items()}
         unfinished = path.with_name(f".{path.name}.unfinished")
         torch.save(state | {"step": step, "rng_states": rng_states}, unfinished)
-        os.replace(unfinished, path)  # the old file or the new one, at any moment
+        os.replace(unfinished, path)  # after a kill: the old file or the new one
 
 
 told = []  # the signals that this rank received

@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.option.nbval_kernel_name = "forked" if FOLDER in os.environ else None
         return
-    several = (config.getoption("numprocesses", None) or 0) > 1
+    several = sys.platform == "linux" and (config.getoption("numprocesses", None) or 0) > 1
     if several and not config.getoption("again") and not config.option.collectonly:
         until_end = ExitStack()
         warm = until_end.enter_context(Warm())

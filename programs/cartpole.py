@@ -80,7 +80,7 @@ def advantages(value, last, reward, terminated, truncated):
 
 
 def evaluate(model, episodes, rank, world_size):
-    """Mean return of new episodes, each counted once: the ranks share them."""
+    """Mean return of test episodes, each counted once: the ranks share them."""
     mine = len(range(rank, episodes, world_size))
     env, total = make_env(mine), torch.zeros((), dtype=torch.float64)
     # Games that nobody trained on; the same in each run with as many ranks.

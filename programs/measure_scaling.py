@@ -4,8 +4,8 @@
 
 tokens    weak: of one rank in a step (--tokens); strong: of all ranks (--strong)
 alone     ms of a step without DDP, on rank 0 while the other ranks wait
-without   ms of a step without DDP, on all ranks at once: no communication
-DDP       ms of a step with DDP; this and the last are those of the slowest rank
+without   ms of a step without DDP, on all ranks at once: of the slowest rank
+DDP       ms of a step with DDP: of the slowest rank
 exposed   1 - without / DDP; effic.: alone / DDP, strong: divided by the ranks
 loss      of the last step with DDP, the mean over the ranks
 """

@@ -5,7 +5,7 @@
 
 time    of one call, the mean over --repeat calls on the slowest rank
 algbw   bytes / time
-busbw   algbw * 2(W-1)/W: bytes that a rank sends / time, to compare with a link
+busbw   algbw * 2(W-1)/W: bytes that a ring's rank sends / time, to compare with a link
 #wrong  elements of all ranks that are not the sum; must be 0
 """
 
@@ -43,7 +43,7 @@ def count_wrong(x):
 
 def seconds_per_call(x, warmup, repeat):
     """Return the mean time of one all-reduce of `x`, on the slowest rank."""
-    x.zero_()  # repeated sums of other numbers would overflow
+    x.zero_()  # repeated sums of other numbers can overflow
     for _ in range(warmup):  # the first calls open connections and allocate
         dist.all_reduce(x)
     dist.barrier()  # start together: waiting for a late rank is no communication
@@ -84,7 +84,7 @@ def main():
             print(f"{n_bytes:10}{times}{wrong:8}", flush=True)
         n_bytes *= 4
 
-    dist.barrier()  # shut down together: a rank may still need this one's store
+    dist.barrier()  # no rank leaves while another still communicates with it
     dist.destroy_process_group()
 
 

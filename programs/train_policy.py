@@ -28,8 +28,8 @@ def main():
     seeds = np.random.SeedSequence((RUN, rank)).generate_state(2).tolist()
     turns = play(model, GAMES, STEPS, seeds, returns)
     for turn in range(TURNS):
-        state, action, old, value, *ends, plays, last = next(turns)
-        advantage = advantages(value, last, *ends)
+        state, action, old, value, *came, plays, last = next(turns)
+        advantage = advantages(value, last, *came)  # reward, terminated, truncated
         columns = state, action, old, advantage, advantage + value
         state, action, old, advantage, target = (one[plays] for one in columns)
         count = torch.tensor(len(action))
@@ -37,8 +37,8 @@ def main():
         dist.all_reduce(sums)
         mean, squares = sums[1:] / sums[0]
         advantage = (advantage - mean) / (squares - mean**2).sqrt()
-        share = world_size / sums[0].item()  # DDP divides by the ranks, not by the rows
-        left = 1 - turn / TURNS  # falls from 1 to 0: ever smaller steps
+        share = world_size / sums[0].item()  # DDP divides by ranks, not by samples
+        left = 1 - turn / TURNS  # falls to 0: the last turns change little
         clip, optimizer.param_groups[0]["lr"] = CLIP * left, RATE * left
         for _ in range(PASSES):
             logit, value = replica(state)

@@ -65,8 +65,7 @@ def holdings(world_size: int = 4, strategies: Sequence[str] = STRATEGIES) -> Fig
                     x, y = left + part * width / world_size, bottom + (layers - 1 - layer) * 0.17
                     face = _shade(strategy, kind, layer, part)
                     ax.add_patch(Rectangle((x, y), width / world_size, 0.14, facecolor=face, edgecolor=LINE, lw=0.6))
-    dealt = "ZeRO-1 here deals whole layers; " * ("ZeRO-1" in strategies)
-    key = f"rank 0 of {world_size}; a bar is a layer; {dealt}light: gathered for a moment"
+    key = f"rank 0 of {world_size}; a bar is a layer; light: gathered for a moment"
     label(ax, 0.1, 0.12, key, align="left", size=SMALL, ink=MUTED)
     if "tensor parallel" in strategies:
         finding(ax, "FSDP and tensor parallel keep the same share; FSDP makes a layer whole to compute")
@@ -87,7 +86,7 @@ def _shade(strategy: str, kind: str, layer: int, part: int) -> tuple[float, floa
 def _held(strategy: str, kind: str, layer: int, part: int) -> bool:
     """Whether rank 0 holds this part of this layer between two steps."""
     if strategy == "ZeRO-1":
-        return kind != "state" or layer == 0  # whole parameters are dealt to the ranks
+        return kind != "state" or part == 0
     if strategy == "ZeRO-2":
         return kind == "parameters" or part == 0
     if strategy == "pipeline":
@@ -114,7 +113,9 @@ def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
         _phases(ax, [phase for phase, _ in history], top)
         fullest = alive.index(max(alive))
         ax.plot(fullest, alive[fullest], "o", ms=4.5, color=ALARM)
-        ax.text(fullest + 0.025 * len(alive), alive[fullest], f"{alive[fullest]:.0f} MB", fontsize=SMALL, color=ALARM)
+        ax.text(
+            fullest + 0.025 * len(alive), 1.02 * alive[fullest], f"{alive[fullest]:.0f} MB", fontsize=SMALL, color=ALARM
+        )
         ax.set(xlim=(0, len(history)), ylim=(0, top * 1.22), xticks=[])
         ax.set_xlabel(f"operations of one step: {name}", fontsize=SMALL)
     panels[0].set_ylabel("MB alive", fontsize=LABEL)

@@ -33,7 +33,7 @@ def players(world_size: int = 2, num_envs: int = 8) -> Figure:
     box(ax, 0.15, 2.35, WIDTH - 0.3, 1.1)
     label(ax, WIDTH / 2, 3.15, "between the ranks", bold=True)
     label(ax, WIDTH / 2, 2.85, "before learning: count, sum and sum of squares of the advantages", size=SMALL)
-    label(ax, WIDTH / 2, 2.58, "in each learning step: the gradient, averaged by DDP. No state, no action, no reward",
+    label(ax, WIDTH / 2, 2.58, "in each learning step: the gradient, averaged by DDP. No state, action or reward",
           size=SMALL)  # fmt: skip
-    finding(ax, "Each rank plays games of its own; only gradients and three sums travel")
+    finding(ax, "Each rank plays games of its own; in training only gradients and three sums travel")
     return figure

@@ -140,27 +140,33 @@ def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Se
 
 
 def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> Figure:
-    """The nodes of an elastic job: on each an agent and its ranks; the agents meet at one store.
+    """The nodes of an elastic job: on each an agent and its ranks; the agents meet at one store, which is on node 0.
 
     A node that is `dead` has the colour of an alarm, and the ranks of the others are numbered without it.
+
+    Raises:
+        ValueError: node 0 is `dead`; with its store the whole job ends.
     """
-    figure, ax = canvas(4.1)
+    if dead == 0:
+        raise ValueError("node 0 has the store: if it dies, no round follows")
+    figure, ax = canvas(3.75)
     width = (WIDTH - 0.2) / nodes
-    store = (WIDTH / 2 - 1.6, 3.35)
-    box(ax, *store, 3.2, 0.5, "the store of the rendezvous, on one host", bold=True)
+    store_end = 0.1 + width / 2 + 1.05  # the right end of the store, which is over the agent of node 0
     first_rank = 0
     for node in range(nodes):
         x, alive = 0.1 + node * width, node != dead
         base = first_rank if alive else node * ranks_per_node
         colour = SHARED if alive else ALARM
-        box(ax, x + 0.05, 0.1, width - 0.1, 2.55, colour=FAINT if alive else ALARM, fill=not alive, dashed=not alive)
+        box(ax, x + 0.05, 0.1, width - 0.1, 3.55, colour=FAINT if alive else ALARM, fill=not alive, dashed=not alive)
         title = f"node {node}" if alive else f"node {node}: gone"
-        label(ax, x + 0.2, 2.43, title, bold=True, size=HEADING, align="left", ink=INK if alive else ALARM)
+        label(ax, x + 0.2, 3.43, title, bold=True, size=HEADING, align="left", ink=INK if alive else ALARM)
         middle = x + width / 2
-        box(ax, middle - 1.05, 1.6, 2.1, 0.55, "agent (torchrun)", colour=colour, dashed=not alive)
+        box(ax, middle - 1.05, 1.5, 2.1, 0.5, "agent (torchrun)", colour=colour, dashed=not alive)
+        if node == 0:
+            box(ax, middle - 1.05, 2.6, 2.1, 0.6, "store, at the address\n--rdzv-endpoint", bold=True, size=SMALL)
         if alive:
-            end = store[0] + 1.6 + (middle - WIDTH / 2) * 0.4
-            arrow(ax, (middle, 2.17), (end, 3.33), colour=SHARED, both_ways=True)
+            end = (middle, 2.58) if node == 0 else (store_end + 0.03, 3.0 - 0.2 * min(node, 2))
+            arrow(ax, (middle, 2.02), end, colour=SHARED, both_ways=True)
         for local in range(ranks_per_node):
             _rank(ax, x, width, local, ranks_per_node, base + local, alive)
         first_rank += ranks_per_node if alive else 0
@@ -178,4 +184,4 @@ def _rank(ax: Axes, x: float, width: float, local: int, count: int, rank: int, a
     text = f"RANK {rank}\nLOCAL_RANK {local}" if alive else f"was RANK {rank}"
     box(ax, left + 0.05, 0.3, column - 0.1, 0.7, text, colour=colour, size=SMALL, dashed=not alive)
     if alive:
-        arrow(ax, (middle + 0.4 * (local - (count - 1) / 2), 1.58), (left + column / 2, 1.02), colour=colour)
+        arrow(ax, (middle + 0.4 * (local - (count - 1) / 2), 1.48), (left + column / 2, 1.02), colour=colour)

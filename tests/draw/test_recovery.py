@@ -1,5 +1,7 @@
 """Do the pictures of lesson 15 show the numbers they were given, and stay readable?"""
 
+import pytest
+
 from ddp_course import draw
 from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 
@@ -35,7 +37,7 @@ def test_sigterm_shows_the_flags_and_who_waits():
     texts = draw.texts_of(sigterm((1, 30), [None, 30], [30, 30]))
     steps = ("step 29", "step 30", "step 30\nSIGTERM", "waits in step 31")
     assert [texts.count(text) for text in steps] == [4, 2, 2, 1]
-    assert [texts.count(text) for text in ("0", "1", "MAX\n0", "MAX\n1", "has left")] == [3, 1, 1, 1, 3]
+    assert [texts.count(text) for text in ("flag 0", "flag 1", "MAX\n0", "MAX\n1", "has left")] == [3, 1, 1, 1, 3]
     assert "By the largest flag all ranks leave after the same step: 30" in texts
 
 
@@ -53,3 +55,10 @@ def test_agents_number_the_ranks_that_live_anew():
     texts = draw.texts_of(agents(3, 2, dead=1))
     assert "RANK 3\nLOCAL_RANK 1" in texts and "RANK 4\nLOCAL_RANK 0" not in texts
     assert {"node 1: gone", "was RANK 2", "was RANK 3"} <= set(texts) and "was RANK 4" not in texts
+
+
+def test_agents_have_the_store_on_node_0_which_cannot_die_alone():
+    left = {text.get_text(): text.get_position()[0] for text in agents(3, 2).axes[0].texts}
+    assert left["store, at the address\n--rdzv-endpoint"] < left["node 1"]
+    with pytest.raises(ValueError, match="node 0 has the store"):
+        agents(2, 2, dead=0)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -288,8 +289,11 @@ def test_formgrader_shows_the_class(graded):
 def wait_for_address(log: Path, server: subprocess.Popen) -> str:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
-        if found := re.search(r"(http://127\.0\.0\.1:\d+)/", log.read_text()):
-            return found[1]
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text())
+        with contextlib.suppress(ConnectionRefusedError):  # it names its address before it listens
+            if found:
+                socket.create_connection(("127.0.0.1", int(found[1]))).close()
+                return found[0].rstrip("/")
         time.sleep(0.1)
     raise AssertionError(f"no server: {log.read_text()}")
 

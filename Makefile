@@ -61,7 +61,7 @@ lab: $(call smallest,course)  ## Open JupyterLab on the first lesson; where ther
 	@$(ACTIVATED) $(BIN)/ddp-course lab $(LAB_FLAGS)
 
 test: env lint  ## Run what CI runs: lint, tests, the stored outputs of every lesson, the exercises.
-	@echo "Every lesson, every exercise, every failure: about an hour on two cores. Make check takes 3 minutes."
+	@echo "Every lesson, every exercise, every failure: about half an hour on two cores. Make check takes 3 minutes."
 	$(TESTS) -m "not nightly" $(FLAGS) --nbval tests notebooks
 
 check: env lint  ## Run the fast part of it: what needs no lesson run and few ranks.

@@ -88,10 +88,11 @@ def serve(folder: Path) -> Callable[[], None]:
                         return become(files, *request)
                     for file in files:
                         os.close(file)
-                    asking.sendall(pid.to_bytes(4, "big"))
+                    with suppress(OSError):  # it was killed meanwhile: the next round sees that
+                        asking.sendall(pid.to_bytes(4, "big"))
                     forks[pid] = asking
                     ready.register(asking, selectors.EVENT_READ, pid)
-                else:  # whoever stood for a fork was killed
+                elif key.data in forks:  # whoever stood for it was killed
                     end(key.data)
                     ready.unregister(key.fileobj)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -32,6 +33,7 @@ PROGRAMS = {  # what each is about: its words
 }
 PROGRAM = """
 import sys
+import time
 import torch.multiprocessing as mp
 
 def rank(number):
@@ -113,3 +115,14 @@ def test_all_end_with_the_server():
     assert program.wait(20) == 1
     wait_for(lambda: not psutil.pid_exists(pid), lambda: True, "its end", 20)
     assert not server.folder.exists()
+
+
+def test_the_server_outlives_those_that_are_killed_while_they_ask(warm):
+    start = [str(warm.folder / "python"), "-c", "import time; time.sleep(0.01)"]
+    for wave in range(20):
+        asking = [subprocess.Popen(start, start_new_session=True) for _ in range(6)]
+        time.sleep(wave / 200)
+        for program in asking[:3]:
+            program.kill()
+        assert {program.wait(20) for program in asking} <= {0, -signal.SIGKILL}
+    assert told([*start[:2], "print('served')"], warm.folder)[1] == "served\n"

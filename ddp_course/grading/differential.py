@@ -136,7 +136,10 @@ def _told(seen: Seen, found: Any, right: Any, cause: str, otherwise: Any, said: 
     cause = cause or _scaled(found, right, seen.world_size)
     cause = cause or (NEARLY if tolerance < SINGLE and same(found, right, SINGLE) else "")
     cause = cause or (otherwise(seen) if callable(otherwise) else otherwise)
-    one, other = told_apart(one, other)
+    if where.endswith(":") and isinstance(one, bool) and isinstance(other, bool):  # a view's own question
+        one, other = ("yes" if each else "no" for each in (one, other))
+    else:
+        one, other = told_apart(one, other)
     rank = seen.rank if seen.world_size > 1 else None
     return Fault(" ".join(filter(None, [said(seen), where, other])), one, rank, cause)
 

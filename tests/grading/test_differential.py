@@ -9,7 +9,7 @@ from ddp_course.grading.answer.isolated import Answer, NotJudged
 from ddp_course.grading.checking import judged
 from ddp_course.grading.differential import HOLDS, exercise, value
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.play import Round
+from ddp_course.grading.vocabulary.play import Round, Seen
 
 SETUP = "import torch\nimport torch.distributed as dist"
 SOLUTION = """
@@ -96,6 +96,15 @@ def test_a_fault_of_a_view_costs_its_check():
     function = source.function_of("99.1", "total", edited("    return result", "    return -result"))
     found, _ = judged(chosen, lambda: Answer(function, chosen, 5), seed=0)
     assert [v.points for v in found] == [0, 0, 0] and found[0].fault.expected == "a number above 0"
+
+
+@pytest.mark.parametrize(
+    "question, told", [("too large:", ("too large: no", "yes")), ("large", ("large False", "True"))]
+)
+def test_the_question_of_a_view_is_answered_in_words(question, told):
+    views = {question: True}, {question: False}
+    fault = differential._told(Seen("", 0, [{}]), *views, "", "", lambda seen: "", 1e-6)
+    assert (fault.expected, fault.found) == told
 
 
 def test_an_error_costs_what_looks_at_its_run():

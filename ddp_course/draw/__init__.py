@@ -15,7 +15,6 @@ from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
 from ddp_course.draw.ranks import all_reduce, collective_calls
-from ddp_course.draw.readable import text_problems, texts_of
 from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
@@ -69,8 +68,6 @@ __all__ = [
     "stacked",
     "subgroups",
     "sums_and_counts",
-    "text_problems",
-    "texts_of",
     "timeline",
     "write_kills",
 ]

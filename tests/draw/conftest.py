@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from ddp_course import draw
+from tests.draw.readable import text_problems, texts_of
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,10 @@ def readable(tmp_path):
 
     def check(figures: Iterable[Figure], most_bytes: int = 60_000) -> None:
         for figure in figures:
-            assert draw.text_problems(figure) == [], draw.texts_of(figure)
+            assert text_problems(figure) == [], texts_of(figure)
             assert figure.get_figwidth() * figure.dpi <= 800
             figure.savefig(tmp_path / "picture.png", dpi=figure.dpi)
-            assert (tmp_path / "picture.png").stat().st_size < most_bytes, draw.texts_of(figure)
+            assert (tmp_path / "picture.png").stat().st_size < most_bytes, texts_of(figure)
             plt.close(figure)
 
     return check

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddp_course.draw.buckets import bucket_plan, size_text
-from ddp_course.draw.readable import text_problems, texts_of
+from tests.draw.readable import text_problems, texts_of
 
 
 @dataclass

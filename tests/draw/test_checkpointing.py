@@ -2,8 +2,8 @@
 
 from matplotlib.patches import FancyArrowPatch
 
-from ddp_course import draw
 from ddp_course.draw.checkpointing import ALARM, NEW, landings, resume_differences, write_kills
+from tests.draw.readable import texts_of
 
 PLAIN = [(n / 20, "torn") for n in range(20)] + [(1.0, "new"), (0.0, "old")]
 SEALED = [(n / 20, "old") for n in range(20)] + [(1.0, "old"), (2.0, "old"), (3.0, "new"), (4.0, "new")]
@@ -24,13 +24,13 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 
 def test_write_kills_marks_each_kill_by_its_outcome_and_counts_them():
     figure = write_kills(PLAIN, SEALED)
-    texts = draw.texts_of(figure)
+    texts = texts_of(figure)
     assert "22 kills: 1 old, 1 new, 20 torn" in texts and "24 kills: 22 old, 2 new" in texts
     assert "write into last.pt" in texts and "write into .last.pt.unfinished" in texts
     marks = [line.get_marker() for line in figure.axes[0].lines]
     assert [marks.count(mark) for mark in "osX"] == [23 + 1, 3 + 1, 20 + 1]  # and one each in the legend
     assert figure.axes[0].says.startswith("torch.save to the final name: 22 kills: 1 old, 1 new, 20 torn.")
-    assert "nothing: torn" not in draw.texts_of(write_kills([(0.5, "old")], [(0.5, "old")]))
+    assert "nothing: torn" not in texts_of(write_kills([(0.5, "old")], [(0.5, "old")]))
 
 
 def test_a_kill_after_the_rename_stands_right_of_the_rename():
@@ -42,7 +42,7 @@ def test_a_kill_after_the_rename_stands_right_of_the_rename():
 
 def test_landings_counts_the_copies_on_each_gpu_and_points_there():
     figure = landings(["cuda:0", "cuda:0", "cuda:2"], "1 GB")
-    texts = draw.texts_of(figure)
+    texts = texts_of(figure)
     assert [texts.count(text) for text in ("2 x\n1 GB", "1 x\n1 GB", "no copy")] == [1, 1 + 3, 1]
     arrows = [patch for patch in figure.axes[0].patches if isinstance(patch, FancyArrowPatch)]
     assert len(arrows) == 6

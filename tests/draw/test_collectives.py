@@ -5,6 +5,7 @@ from matplotlib.colors import to_hex
 
 from ddp_course import draw
 from ddp_course.draw import style, words
+from tests.draw.readable import texts_of
 
 
 def ring_snapshots(world_size: int) -> list[list[list[int]]]:
@@ -66,13 +67,13 @@ def test_a_value_keeps_the_colour_of_the_rank_that_brought_it_and_a_new_one_is_g
 
 
 def test_a_rank_without_values_is_shown_as_such():
-    texts = draw.texts_of(draw.collective([[1], [2]], [[1, 2], None], "gather"))
+    texts = texts_of(draw.collective([[1], [2]], [[1, 2], None], "gather"))
     assert texts.count("nothing") == 1 and texts.count("gather") == 1
 
 
 def test_the_ring_marks_what_just_arrived_and_what_is_complete():
     figure = draw.ring_steps(ring_snapshots(3))
-    titles = [text for text in draw.texts_of(figure) if "step " in text and ":" in text or text == "before"]
+    titles = [text for text in texts_of(figure) if "step " in text and ":" in text or text == "before"]
     assert titles == ["before", "step 1: add", "step 2: add", "step 3: copy", "step 4: copy"]
     found = boxes_of(figure)
     assert len(found["111"]) == 3 * (1 + 2 + 3)  # a complete chunk each, then two, then all three
@@ -91,7 +92,7 @@ def test_a_ring_with_a_step_missing_or_too_many_ranks_is_refused():
 
 def test_rounds_count_their_messages_and_bytes():
     figure = draw.message_rounds(tree_rounds(), 4)
-    title, *texts = draw.texts_of(figure)
+    title, *texts = texts_of(figure)
     assert title == "4 ranks need 4 rounds and 6 messages"
     assert words.described(figure).startswith(f"{title}. Round 1, 2 messages of 400 B: ")
     assert [text for text in texts if "message" in text] == [

@@ -7,6 +7,7 @@ import pytest
 from ddp_course import draw
 from ddp_course.draw import shapes, style
 from ddp_course.draw.overview import overview
+from tests.draw.readable import text_problems, texts_of
 
 IMAGES = np.arange(4 * 8 * 8, dtype=float).reshape(4, 8, 8)
 
@@ -38,7 +39,7 @@ def test_the_check_finds_what_a_reader_would_not_like():
     shapes.label(ax, 4.0, 1.5, "one text")
     shapes.label(ax, 4.1, 1.5, "upon another")
     shapes.label(ax, 7.9, 1.0, "over the edge")
-    assert draw.text_problems(figure) == [
+    assert text_problems(figure) == [
         "'one text' collides with 'upon another'",
         "'much too long for this box' sticks out of its box",
         "'over the edge' leaves the page",
@@ -46,7 +47,7 @@ def test_the_check_finds_what_a_reader_would_not_like():
 
 
 def test_the_map_of_8_ranks_on_2_nodes_restarts_the_local_rank_on_each_node():
-    texts = draw.texts_of(draw.rank_map(8, nodes=2))
+    texts = texts_of(draw.rank_map(8, nodes=2))
     assert [text for text in texts if text.startswith("rank")] == [f"rank {rank}" for rank in range(8)]
     local = [text for text in texts if text.startswith("local")]
     assert local == [f"local\nrank {rank}" for rank in (0, 1, 2, 3, 0, 1, 2, 3)]
@@ -60,9 +61,7 @@ def test_the_map_refuses_nodes_that_do_not_divide():
 
 
 def test_a_call_that_one_rank_skipped_is_marked_where_it_is_missing():
-    texts = draw.texts_of(
-        draw.collective_calls([["broadcast", "all_reduce"], ["broadcast"], ["broadcast", "all_reduce"]])
-    )
+    texts = texts_of(draw.collective_calls([["broadcast", "all_reduce"], ["broadcast"], ["broadcast", "all_reduce"]]))
     assert [text for text in texts if text.startswith("call")] == [
         "call 1: all arrived: done",
         "call 2: 2 of 3 arrived: they wait",
@@ -99,7 +98,7 @@ def test_a_title_above_a_drawing_fits_the_page_and_leaves_the_drawing_as_it_is()
 def test_a_step_says_when_replicas_are_not_the_same():
     def notes(after):
         figure = draw.data_parallel_step([1.0, 1.0], ["a", "b"], [2.0, 4.0], [3.0, 3.0], after)
-        return [text for text in draw.texts_of(figure) if "same on all ranks" in text]
+        return [text for text in texts_of(figure) if "same on all ranks" in text]
 
     assert notes([0.7, 0.7]) == ["the same on all ranks"] * 3
     assert notes([0.7, 0.7001]) == ["the same on all ranks"] * 2 + ["not the same on all ranks"]
@@ -125,12 +124,12 @@ def test_the_losses_of_the_overview_are_the_numbers_it_was_given():
 
 def test_shards_shows_each_ranks_own_images_labels_and_indices():
     figure = draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 2], [1, 3]])
-    texts = draw.texts_of(figure)
+    texts = texts_of(figure)
     assert texts[0] == "The ranks take turns: the first 2 images of each shard (above: the label, below: the index)"
     assert texts[1:] == ["rank 0", "5", "#0", "6", "#2", "rank 1", "7", "#1", "8", "#3"]
     shown = [image.get_array() for image in figure.axes[0].images]
     assert all(np.array_equal(one, two) for one, two in zip(shown, IMAGES, strict=True))
-    halves = draw.texts_of(draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 1], [2, 3]]))
+    halves = texts_of(draw.shards([IMAGES[:2], IMAGES[2:]], [[5, 6], [7, 8]], [[0, 1], [2, 3]]))
     assert halves[0].startswith("The ranks take no turns: the first 2 images")
 
 
@@ -140,6 +139,6 @@ def test_ranks_keep_their_colour_and_the_first_eight_differ():
 
 
 def test_all_reduce_shows_what_went_in_and_what_came_out():
-    texts = draw.texts_of(draw.all_reduce([1.0, 2.5], [3.5, 3.5], operation="sum"))
+    texts = texts_of(draw.all_reduce([1.0, 2.5], [3.5, 3.5], operation="sum"))
     assert texts[0] == "Each rank puts in its own number, and each gets the same result: 3.5"
     assert texts[1:] == ["before", "after", "all_reduce: sum", "rank 0", "1", "3.5", "rank 1", "2.5", "3.5"]

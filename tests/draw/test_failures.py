@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddp_course import draw
 from ddp_course.draw.failures import ALARM, hang, lateness
 from ddp_course.launcher.lines import Line
 from ddp_course.launcher.rank_status import Collective, Whereabouts
+from tests.draw.readable import texts_of
 
 
 def calls(rank: int, n: int, entered: int, op: str = "all_reduce") -> list[Collective]:
@@ -38,7 +38,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 
 def test_hang_shows_who_waits_in_what_and_who_never_came():
     figure = hang(hung(4, 2, 3), 2)
-    texts = draw.texts_of(figure)
+    texts = texts_of(figure)
     assert texts.count("all_reduce #3: waits 2 s") == 3
     assert [text for text in texts if text.startswith("never came")] == ["never came: while rank == 2 and ..."]
     inks = [text.get_color() for text in figure.axes[0].texts if text.get_text().startswith("never")]
@@ -47,13 +47,13 @@ def test_hang_shows_who_waits_in_what_and_who_never_came():
 
 
 def test_hang_says_in_which_step_a_collective_was_called():
-    texts = draw.texts_of(hang(hung(4, 2, 3), 2, steps=[[0, 1, 2], [0, 1, 2], [0, 2, 3], [0, 1, 2]]))
+    texts = texts_of(hang(hung(4, 2, 3), 2, steps=[[0, 1, 2], [0, 1, 2], [0, 2, 3], [0, 1, 2]]))
     assert texts.count("all_reduce #2\nin step 1") == 3 and texts.count("all_reduce #2\nin step 2") == 1
     assert texts.count("all_reduce #3: waits 2 s\nin step 2") == 3
 
 
 def test_hang_says_that_a_rank_had_returned_and_shows_the_last_of_many_collectives():
-    texts = draw.texts_of(hang(hung(3, 1, 40, "returned"), 2))
+    texts = texts_of(hang(hung(3, 1, 40, "returned"), 2))
     assert "never came: had returned" in texts
     assert "#35" not in " ".join(texts) and texts.count("#39") == 3
 

@@ -3,11 +3,11 @@
 import pytest
 from matplotlib.colors import same_color
 
-from ddp_course import draw
 from ddp_course.draw.levers import exposed, lever
 from ddp_course.draw.style import ALARM, tint
 from ddp_course.scaling import spans
 from ddp_course.scaling.spans import Span
+from tests.draw.readable import texts_of
 
 WAITING = tint(ALARM, 0.75)
 
@@ -32,7 +32,7 @@ def pictures():
 
 def test_no_text_collides_every_picture_fits_a_notebook_and_says_that_it_is_simulated(readable):
     figures = list(pictures())
-    assert all("simulated" in " ".join(draw.texts_of(figure)) for figure in figures)
+    assert all("simulated" in " ".join(texts_of(figure)) for figure in figures)
     readable(figures, most_bytes=40_000)
 
 
@@ -47,11 +47,11 @@ def test_lever_marks_what_the_model_waits_for_and_where_a_step_ends():
     figure = lever([("one", step(1, 40)), ("six", step(6, 40, from_ms=500.0))], "overlap")
     (ax,) = figure.axes
     assert widths_ms(ax, WAITING, 2) == [40] and widths_ms(ax, WAITING, 5.1) == [15]
-    texts = draw.texts_of(figure)
+    texts = texts_of(figure)
     assert {"one", "six", "82 ms", "57 ms"} <= set(texts) and texts.count("link") == 2
     assert ax.says == "one: 82 ms, 40 of them exposed. six: 57 ms, 15 of them exposed."
     assert "all-reduce: overlapped" in texts
-    assert "all-reduce: overlapped" not in draw.texts_of(lever([("one", step(1, 40))]))
+    assert "all-reduce: overlapped" not in texts_of(lever([("one", step(1, 40))]))
     with pytest.raises(ValueError, match="'after' has no spans"):
         lever([("before", step(1, 1)), ("after", [])])
 

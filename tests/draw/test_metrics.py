@@ -1,7 +1,7 @@
 """Do the pictures of lesson 09 show the numbers they were given, and stay readable?"""
 
-from ddp_course import draw
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
+from tests.draw.readable import texts_of
 
 
 def pictures():
@@ -29,10 +29,10 @@ def test_mean_weights_draws_parts_as_wide_as_their_rows_and_then_all_alike():
 
 
 def test_sums_and_counts_divides_once_and_tells_when_the_ranks_got_something_else():
-    texts = draw.texts_of(sums_and_counts([16.0, 7.0, 0.0], [4, 1, 0], 4.6))
+    texts = texts_of(sums_and_counts([16.0, 7.0, 0.0], [4, 1, 0], 4.6))
     assert "23      5 samples" in texts and "23 / 5 = 4.6, on every rank" in texts
     assert [text for text in texts if "mean" in text] == ["own mean 4.0000", "own mean 7.0000", "no mean"]
-    wrong = draw.texts_of(sums_and_counts([16.0, 7.0], [4, 1], 5.5))
+    wrong = texts_of(sums_and_counts([16.0, 7.0], [4, 1], 5.5))
     assert "23 / 5 = 4.6, but the ranks received 5.5" in wrong
 
 

@@ -1,8 +1,8 @@
 """Does the picture of lesson 06 show the numbers it was given, and stay readable?"""
 
-from ddp_course import draw
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.words import described
+from tests.draw.readable import texts_of
 
 RUNS = {"as it should be": [0.0, 0.0, 0.0, 0.0, 4e-15], "another seed each": [0.24999, 0.0, 0.0, 0.25, 0.5]}
 
@@ -13,12 +13,12 @@ def test_no_text_collides_and_the_picture_fits_a_notebook(readable):
 
 
 def test_only_an_exact_zero_is_called_equal():
-    texts = draw.texts_of(conditions(RUNS))
+    texts = texts_of(conditions(RUNS))
     assert texts.count("equal") == 6 and texts.count("0.25 apart") == 2
     assert texts.count("rounding") == 1 and texts.count("0.5 apart") == 1
-    others = draw.texts_of(conditions({"a run": [1.2345e-5, 123.4, 0.01234]}))
+    others = texts_of(conditions({"a run": [1.2345e-5, 123.4, 0.01234]}))
     assert {"1e-05 apart", "123 apart", "0.012 apart"} <= set(others)
-    assert "1e-11 apart" in draw.texts_of(conditions({"nearly": [1e-11, 0.0]}, columns=["start", "end"]))
+    assert "1e-11 apart" in texts_of(conditions({"nearly": [1e-11, 0.0]}, columns=["start", "end"]))
 
 
 def test_its_description_names_the_red_boxes():

@@ -2,11 +2,11 @@
 
 import matplotlib
 
-from ddp_course import draw
 from ddp_course.data.sampler import ShardSampler
 from ddp_course.draw import words
 from ddp_course.draw.sampling import dealt
 from ddp_course.draw.style import ALARM, rank_colour
+from tests.draw.readable import texts_of
 
 
 def shards(length, world_size, **settings):
@@ -28,7 +28,7 @@ def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
 
 def test_dealt_shows_every_index_and_marks_the_second_time():
     figure = dealt([[4, 0, 3], [1, 2, 4]], 6)
-    texts = draw.texts_of(figure)
+    texts = texts_of(figure)
     title = "5 of 6 samples seen; 1 repeated (dashed); 1 never seen: 5"
     assert texts == [title, "step", "0", "1", "2", "rank 0", "4", "0", "3", "rank 1", "1", "2", "4"]
     assert words.described(figure) == f"{title}. Rank 0: 4, 0, 3. Rank 1: 1, 2, 4."
@@ -44,6 +44,6 @@ def test_dealt_counts_by_steps_not_by_ranks():
 
 
 def test_what_no_rank_got_is_listed():
-    assert draw.texts_of(dealt([[0]], 5))[0] == "1 of 5 samples seen; 4 never seen: 1, 2, 3, 4"
-    assert draw.texts_of(dealt([[0]], 40))[0] == "1 of 40 samples seen; 39 never seen: 1, 2, 3, ..."
-    assert draw.texts_of(dealt(shards(8, 2), 8, "Even shards"))[0] == "Even shards: 8 of 8 samples seen"
+    assert texts_of(dealt([[0]], 5))[0] == "1 of 5 samples seen; 4 never seen: 1, 2, 3, 4"
+    assert texts_of(dealt([[0]], 40))[0] == "1 of 40 samples seen; 39 never seen: 1, 2, 3, ..."
+    assert texts_of(dealt(shards(8, 2), 8, "Even shards"))[0] == "Even shards: 8 of 8 samples seen"

@@ -3,10 +3,10 @@
 import pytest
 from matplotlib.patches import Rectangle
 
-from ddp_course.draw.readable import texts_of
 from ddp_course.draw.style import rank_colour, tint
 from ddp_course.draw.timelines import timeline
 from ddp_course.scaling.spans import Span
+from tests.draw.readable import texts_of
 
 pytestmark = pytest.mark.timeout(120)
 

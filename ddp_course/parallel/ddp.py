@@ -7,7 +7,7 @@ the training loop stays as it was.
 
 Left out on purpose: sparse gradients, `join` for ranks with unequal numbers of steps, a static graph, one replica over
 several devices. torch's own DistributedDataParallel has them.
-Read next: `comm_hooks.py`, what else a bucket can do than be averaged; `syncbn.py`.
+Read next: `syncbn.py`.
 """
 
 from __future__ import annotations

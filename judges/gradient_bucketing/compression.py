@@ -216,7 +216,6 @@ COMPRESS = exercise(
     refused=(
         "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook",
         "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook",
-        "ddp_course.parallel.comm_hooks.fp16_compress_hook",
     ),
     hints={
         **STUCK,

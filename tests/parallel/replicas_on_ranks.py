@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.parallel import BucketedDDP, NaiveDDP, broadcast_module, check_same_model, comm_hooks
+from ddp_course.parallel import BucketedDDP, NaiveDDP, broadcast_module, check_same_model
 from tests.refusals import message_of
 
 STEPS, ROWS = 20, 12  # rows of the whole batch: 1, 2 and 3 ranks share them evenly
@@ -173,11 +173,10 @@ def large_gradients(rank, world_size):
 
 def hook_of(name):
     """A communication hook, and its state."""
-    if name == "torch power":
+    if name == "power":
         state = torch_power_sgd.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         return state, torch_power_sgd.powerSGD_hook
-    hooks = {"all_reduce": comm_hooks.all_reduce_hook, "fp16": comm_hooks.fp16_compress_hook}
-    return None, {"torch fp16": default_hooks.fp16_compress_hook, **hooks}[name]
+    return None, {"all_reduce": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook}[name]
 
 
 def hooked(rank, world_size, way, hook):
@@ -185,7 +184,7 @@ def hooked(rank, world_size, way, hook):
     torch.manual_seed(0)
     # One bucket: torch's PowerSGD starts a bucket's second all_reduce from a callback of its first. With several
     # buckets under way these come in another order on each rank, and gloo hangs, on torch's DDP as on ours.
-    options = {} if hook == "torch power" else SMALL
+    options = {} if hook == "power" else SMALL
     replica = BucketedDDP(plain(), **options) if way == "ours" else DistributedDataParallel(plain())
     if hook:
         replica.register_comm_hook(*hook_of(hook))
@@ -221,8 +220,8 @@ def refusals(rank, world_size):
     said["nothing to train"] = message_of(lambda: BucketedDDP(nn.ReLU()))
     said["sparse"] = message_of(lambda: BucketedDDP(sparse))
     twice = BucketedDDP(nn.Linear(2, 2))
-    twice.register_comm_hook(None, comm_hooks.all_reduce_hook)
-    said["second hook"] = message_of(lambda: twice.register_comm_hook(None, comm_hooks.all_reduce_hook))
+    twice.register_comm_hook(None, default_hooks.allreduce_hook)
+    said["second hook"] = message_of(lambda: twice.register_comm_hook(None, default_hooks.allreduce_hook))
 
     unused = BucketedDDP(Unused())
     unused(torch.ones(1, 6)).sum().backward()

@@ -25,22 +25,6 @@ def chunk_sizes(numel: int, parts: int) -> list[int]:
     return [size + (part < left_over) for part in range(parts)]
 
 
-def ring_bytes(numel: int, world_size: int, rank: int, element_size: int) -> int:
-    """Return how many bytes `rank` sends in a ring all-reduce.
-
-    In the first half a rank sends every chunk but its own, in the second every chunk but its right neighbour's. With
-    chunks of equal size this is 2(W-1)/W of the tensor.
-    """
-    sizes = chunk_sizes(numel, world_size)
-    return (2 * numel - sizes[rank] - sizes[(rank + 1) % world_size]) * element_size
-
-
-def tree_bytes(numel: int, world_size: int, rank: int, element_size: int) -> int:
-    """Return how many bytes `rank` sends in a tree all-reduce: the tensor, once up and once to each child."""
-    parent, children = tree_family(rank, world_size)
-    return ((parent is not None) + len(children)) * numel * element_size
-
-
 def tree_family(rank: int, world_size: int) -> tuple[int | None, list[int]]:
     """Return a rank's parent (None for rank 0) and its children, in the order in which they report.
 

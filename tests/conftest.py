@@ -11,19 +11,11 @@ import torch
 from ddp_course import RankPool
 from ddp_course.grading.learner import progress
 from ddp_course.launcher import processes
+from tests.warm.server import OF_PROGRAMS
 
 # Imported once by the server from which ranks are forked: what programs need, too, or each of their ranks takes
 # seconds for it.
-processes._PRELOADED += [
-    "ddp_course.rehearsal.stage",
-    "sklearn.datasets",
-    "gymnasium",
-    "torchvision.models",
-    "torchvision.transforms.v2",
-]
-processes._PRELOADED += [
-    f"torch.distributed.{part}" for part in ("fsdp", "pipelining", "tensor.parallel", "checkpoint.state_dict")
-]
+processes._PRELOADED += ["ddp_course.rehearsal.stage", *OF_PROGRAMS]
 os.environ[progress.VARIABLE] = ""  # the tests' checks are nobody's progress
 
 

@@ -29,21 +29,14 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import NoReturn
 
-IMPORTED = [
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.run",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint.state_dict",
+OF_PROGRAMS = [
     "sklearn.datasets",
     "gymnasium",
     "torchvision.models",
     "torchvision.transforms.v2",
-    "ipykernel.kernelapp",
-    "ddp_course.launcher.worker",
+    *(f"torch.distributed.{part}" for part in ("fsdp", "pipelining", "tensor.parallel", "checkpoint.state_dict")),
 ]
+IMPORTED = ["torch._dynamo", "torch.distributed.run", "ddp_course.launcher.worker", "ipykernel.kernelapp", *OF_PROGRAMS]
 HERE = Path(__file__).parent
 HIGH = 600  # descriptors that are on their way wait above
 
@@ -78,7 +71,7 @@ def serve(folder: Path) -> Callable[[], None]:
                     asking = listening.accept()[0]
                     try:
                         files, request = receive(asking)
-                    except (OSError, ValueError):  # it was killed meanwhile
+                    except (OSError, EOFError):  # it was killed meanwhile
                         asking.close()
                         continue
                     if not (pid := os.fork()):
@@ -125,10 +118,8 @@ def receive(asking: socket.socket) -> tuple[list[int], tuple]:
     length, content = int.from_bytes(head, "big"), b""
     while len(content) < length:
         if not (part := asking.recv(length - len(content))):
-            raise ValueError("cut off")
+            raise EOFError
         content += part
-    if not length:
-        raise ValueError("cut off")
     return list(files), marshal.loads(content)
 
 

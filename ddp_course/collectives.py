@@ -16,13 +16,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-# --- Pure: who has which chunk, and what it costs ----------------------------------------------------
-
-
-def chunk_sizes(numel: int, parts: int) -> list[int]:
-    """Return the sizes of `parts` chunks of `numel` elements; the first ones are larger by at most one element."""
-    size, left_over = divmod(numel, parts)
-    return [size + (part < left_over) for part in range(parts)]
+# --- Pure: a tree of ranks, and what a ring and a tree cost --------------------------------------------
 
 
 def tree_family(rank: int, world_size: int) -> tuple[int | None, list[int]]:

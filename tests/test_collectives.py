@@ -122,7 +122,7 @@ def halves(rank: int, world_size: int) -> dict:
     dist.all_reduce(summed)
     collectives.ring_reduce_scatter(chunks)
     right_sum = torch.equal(chunks[rank], summed.tensor_split(world_size)[rank])
-    own_only = [torch.full((size,), -1.0) for size in collectives.chunk_sizes(5, world_size)]
+    own_only = [torch.full_like(chunk, -1.0) for chunk in torch.empty(5).tensor_split(world_size)]
     own_only[rank].fill_(rank + 1.0)
     collectives.ring_all_gather(own_only)
     return {"sum": right_sum, "gathered": torch.cat(own_only).tolist()}
@@ -191,14 +191,6 @@ def elements_sent(way: str, numel: int, rank: int, world_size: int) -> int:
 # --- Pure parts --------------------------------------------------------------------------------------
 
 worlds = st.integers(1, 40)
-numels = st.integers(0, 10_000)
-
-
-@given(numels, worlds)
-def test_chunks_cover_the_tensor_as_tensor_split_cuts_it(numel, world_size):
-    sizes = collectives.chunk_sizes(numel, world_size)
-    assert sizes == [len(chunk) for chunk in torch.empty(numel).tensor_split(world_size)]
-    assert sum(sizes) == numel and max(sizes) - min(sizes) <= 1
 
 
 @given(worlds)

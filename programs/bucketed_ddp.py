@@ -30,7 +30,7 @@ class BucketDDP(nn.Module):
             self.buckets[-1].append(param)
             param.register_post_accumulate_grad_hook(self.ready)
 
-    def forward(self, *inputs, **kwargs):
+    def forward(self, *inputs, **kwargs):  # notes if its backward communicates
         self.send = self.sync if torch.is_grad_enabled() else self.send
         return self.module(*inputs, **kwargs)
 
@@ -49,7 +49,7 @@ class BucketDDP(nn.Module):
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
             self.missing = {p for bucket in self.buckets for p in bucket}
         self.missing.discard(param)
-        for bucket in self.buckets[len(self.works) :]:
+        for bucket in self.buckets[len(self.works) :]:  # those not sent yet
             if not self.missing.isdisjoint(bucket):
                 break  # a full bucket waits for those before it in the plan
             flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
@@ -87,7 +87,7 @@ def main():
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels / 16, device=device), torch.tensor(labels, device=device)
     nets = []
-    for seed in (0, rank, rank):
+    for seed in (0, rank, rank):  # other first weights, until DDP broadcasts rank 0's
         torch.manual_seed(seed)
         nets += [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(x)]
     own = BucketDDP(nets[1], cap_bytes=5_000)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import logsigmoid
 
-# One step later a reward weighs GAMMA, a surprise GAMMA * LAMBDA.
+# One step later a reward weighs GAMMA, and a surprise GAMMA * LAMBDA.
 GAMMA, LAMBDA = 0.98, 0.8
 
 
@@ -40,21 +40,27 @@ def make_env(games):
 
 
 def play(model, games, steps, seeds, returns):
-    """Play T steps at each `next`; yield nine tensors, all but the last (T, N, ...).
+    """Play T steps at each `next`; yield nine tensors, (T, N) if no shape is given.
 
-    State, action, its log-probability, value, reward, terminated, truncated, plays (0
-    where the step only began an episode); and the values of the states after, (N,).
+    - state before each step, (T, N, 4)
+    - action: True is a push to the right; and the log-probability of the action
+    - value: the critic's estimate for the state
+    - reward, terminated, truncated: what came of the step
+    - plays: False where the step only began an episode
+    - last, (N,): the values of the states after the T steps
     """
+    # Two seeds: for the games' starts, and for the dice that choose the actions.
     env, dice = make_env(games), np.random.default_rng(seeds[1])
     state, _ = env.reset(seed=seeds[0])
     begins, collected = np.zeros(games, bool), np.zeros(games)
-    while True:
+    while True:  # a turn: up to the yield
         rows = []
         for _ in range(steps):
             before, plays = torch.from_numpy(state), torch.from_numpy(~begins)
             with torch.no_grad():
                 logit, value = model(before)
             action = torch.from_numpy(dice.random(games)) < logit.sigmoid()
+            # came: reward, terminated, truncated.
             state, *came, _ = env.step(action.numpy().astype(int))
             noted = before, action, log_prob(logit, action), value
             rows.append((*noted, *map(torch.tensor, came), plays))
@@ -65,6 +71,7 @@ def play(model, games, steps, seeds, returns):
             collected[begins] = 0
         with torch.no_grad():
             last = model(torch.from_numpy(state))[1]
+        # zip turns T rows into eight columns; each becomes one tensor (T, N, ...).
         yield *map(torch.stack, zip(*rows, strict=True)), last
 
 
@@ -72,7 +79,7 @@ def advantages(value, last, reward, terminated, truncated):
     """How much better each action was than the critic expected, (T, N)."""
     following = torch.cat([value[1:], last[None]])
     found, later = torch.zeros_like(value), torch.zeros_like(last)
-    for t in reversed(range(len(value))):
+    for t in reversed(range(len(value))):  # a step needs the surprises after it
         surprise = reward[t] + GAMMA * following[t] * ~terminated[t] - value[t]
         later = surprise + GAMMA * LAMBDA * later * ~(terminated[t] | truncated[t])
         found[t] = later
@@ -83,7 +90,7 @@ def evaluate(model, episodes, rank, world_size):
     """Mean return of test episodes, each counted once: the ranks share them."""
     mine = len(range(rank, episodes, world_size))
     env, total = make_env(mine), torch.zeros((), dtype=torch.float64)
-    # Games that nobody trained on; the same in each run with as many ranks.
+    # Test games: the same in each run with as many ranks.
     state, _ = env.reset(seed=1_000_000 + rank)
     running = np.ones(mine, bool)
     while running.any():

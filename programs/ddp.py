@@ -45,6 +45,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--checkpoint")
     options = parser.parse_args()
+    # A GPU for each rank of this machine; where there are fewer, the CPU for all.
     cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
@@ -80,6 +81,7 @@ def main():
             loss.backward()
             optimizer.step()
             total += loss.detach() * len(x)
+        # The loss of all ranks' samples: part of change 5.
         dist.all_reduce(total)
         model.eval()
         with torch.no_grad():

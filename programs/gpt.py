@@ -1,6 +1,7 @@
 """A model in GPT-2's shape, its optimizer and its schedule; for `train_gpt.py`.
 
 Shapes: N windows, T tokens of a window, D width of the residual stream, H heads.
+In q, k and v, D is the width of one head.
 """
 
 import math
@@ -27,6 +28,7 @@ class Block(nn.Module):
 
     def forward(self, x_NTD):
         qkv = self.qkv(self.norm_1(x_NTD)).chunk(3, dim=-1)
+        # From (N, T, D) to (N, H, T, D / H): each head attends for itself.
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         x_NTD = x_NTD + self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         hidden = F.gelu(self.up(self.norm_2(x_NTD)), approximate="tanh")

@@ -16,7 +16,7 @@ def read_text():
     return [torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in contents]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # so an epoch is shuffled once, not in each of its steps
 def order_of(count, epoch):
     """Return all windows in the order of this epoch, on every rank the same."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
@@ -30,5 +30,6 @@ def numbers_of_step(count, step, batch):
 
 def windows(tokens, numbers, context):
     """Return these windows of `context` tokens, and their targets, one token later."""
+    # One row for each window, with one token more than the context: the last target.
     pieces = tokens[numbers[:, None] * context + torch.arange(context + 1)].long()
     return pieces[:, :-1], pieces[:, 1:]

@@ -3,11 +3,10 @@
     torchrun --standalone --nproc-per-node 2 measure_scaling.py --strong 512
 
 tokens    weak: of one rank in a step (--tokens); strong: of all ranks (--strong)
-alone     ms of a step without DDP, on rank 0 while the other ranks wait
+alone     ms of a step without DDP, on rank 0 while the others wait; strong: whole batch
 without   ms of a step without DDP, on all ranks at once: of the slowest rank
-DDP       ms of a step with DDP: of the slowest rank
+DDP       ms of a step with DDP: of the slowest rank; loss: the ranks' mean
 exposed   1 - without / DDP; effic.: alone / DDP, strong: divided by the ranks
-loss      of the last step with DDP, the mean over the ranks
 """
 
 import argparse
@@ -57,28 +56,29 @@ def timed_step(model, optimizer, batch):
 
 
 def measure(tokens, strong, device):
-    """Return a row of the table."""
+    """Return a row of the table; each time is the median over the rounds."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    sequences = tokens // LENGTH * (1 if strong else world_size)
+    sequences = tokens // LENGTH * (1 if strong else world_size)  # of all ranks
     if tokens % LENGTH or sequences % world_size:
         raise ValueError(f"{world_size} ranks can't share {tokens} tokens evenly")
-    (model, optimizer), (bare, its_optimizer), rounds = build(device), build(device), []
-    replica = DistributedDataParallel(bare)  # on a GPU: the one its weights are on
+    model, optimizer = build(device)  # trained without DDP: the ranks' weights differ
+    bare, its_optimizer = build(device)  # trained with DDP only, so its loss is DDP's
+    replica, rounds = DistributedDataParallel(bare), []  # on the GPU of its weights
     for number in range(WARMUP + STEPS):  # in turn: what slows one kind slows all
         generator = torch.Generator().manual_seed(number)
         shape = (sequences, LENGTH + 1)  # all ranks draw the global batch
         batch = torch.randint(VOCABULARY, shape, generator=generator).to(device)
         mine, seconds = batch[rank::world_size], [0.0, 0.0, 0.0]
-        seconds[2], loss = timed_step(replica, its_optimizer, mine)
+        seconds[2], loss = timed_step(replica, its_optimizer, mine)  # all start at once
         seconds[1], _ = timed_step(model, optimizer, mine)
-        dist.barrier()
+        dist.barrier()  # from here the other ranks are idle
         if rank == 0:
             seconds[0], _ = timed_step(model, optimizer, batch if strong else mine)
         slowest = torch.tensor(seconds, device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)  # the others wait here
         rounds.append(slowest)
     alone, without, ddp = torch.stack(rounds[WARMUP:]).median(dim=0).values.tolist()
-    dist.all_reduce(loss)
+    dist.all_reduce(loss)  # the sum
     efficiency = alone / ddp / (world_size if strong else 1)
     times = f"{1e3 * alone:8.1f}{1e3 * without:9.1f}{1e3 * ddp:7.1f}"
     shares = f"{1 - without / ddp:9.0%}{efficiency:8.0%}"

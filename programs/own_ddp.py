@@ -28,7 +28,7 @@ class OwnDDP(nn.Module):
                 parameter.register_post_accumulate_grad_hook(self.start_average)
 
     def forward(self, *inputs, **kwargs):
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled():  # in training; rank 0's buffers for all
             for buffer in self.module.buffers():
                 dist.broadcast(buffer, src=0)
         return self.module(*inputs, **kwargs)
@@ -85,7 +85,7 @@ def main():
     torch.set_default_dtype(torch.float64)
     pixels, labels = load_digits(return_X_y=True)
     x, y = (torch.tensor(each[:SAMPLES], device=device) for each in (pixels, labels))
-    alone = Digits(0, x[::world_size]).to(device)
+    alone = Digits(0, x[::world_size]).to(device)  # on every rank, whole batches
     own, other = (Digits(rank, x[rank::world_size]).to(device) for _ in range(2))
     ddp = DistributedDataParallel(other, device_ids=[device] if cuda else None)
     runs = {
@@ -94,7 +94,7 @@ def main():
         "torch's DDP": train(ddp, x, y, rank, world_size),
     }
     for name, (loss, weights) in runs.items():
-        ends = torch.stack([weights, -weights])  # maxima: highest, -lowest
+        ends = torch.stack([weights, -weights])  # the maximum of -w: minus the lowest
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         apart = ends.sum(dim=0).max().item()
         if rank == 0:

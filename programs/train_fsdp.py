@@ -32,7 +32,7 @@ def build():
 def sharded(device, policy):
     """Build on no device, shard layer by layer, then fill in the weights of rank 0."""
     with torch.device("meta"):
-        model = build()
+        model = build()  # shapes without memory
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in model:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -46,8 +46,10 @@ def sharded(device, policy):
 
 
 def state_of(model, optimizer, epoch):
+    # DTensors, of which this rank has its shards. A new optimizer has no averages:
+    # get_state_dict makes them by a step at learning rate 0.
     weights, averages = states.get_state_dict(model, optimizer)
-    # The names are those of the arguments of set_state_dict.
+    # The first two names are those of the arguments of set_state_dict.
     return {"model_state_dict": weights, "optim_state_dict": averages, "epoch": epoch}
 
 
@@ -74,8 +76,9 @@ newest = [found[-1].parent if found else None]
 dist.broadcast_object_list(newest, src=0)  # rank 0 decides for all ranks
 if newest[0]:
     state = state_of(model, optimizer, 0)
-    dcp.load(state, checkpoint_id=newest[0])  # into the tensors of `state`
+    dcp.load(state, checkpoint_id=newest[0])  # overwrites the shards in `state`
     start = state.pop("epoch")
+    # Gives them to model and optimizer, Adam's count of steps included.
     states.set_state_dict(model, optimizer, **state)
 
 for epoch in range(start, int(sys.argv[1])):

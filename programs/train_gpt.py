@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 train_gpt.py --steps 200
 
 A stopped run continues on any number of ranks that divides --batch / --micro.
+All of them must see the checkpoint's file.
 """
 
 import argparse
@@ -30,6 +31,7 @@ parser.add_argument("--checkpoint", default="gpt.pt")
 def held_out_loss(model, tokens, context, device):
     """Mean over 128 windows of the text: each rank sums its own, then all ranks do."""
     sums = torch.zeros(2, device=device)
+    # 128 windows, evenly spread over the text.
     every = (len(tokens) - 1) // context // 128
     mine = torch.arange(dist.get_rank(), 128, dist.get_world_size()) * every
     for numbers in mine.split(32):
@@ -41,6 +43,7 @@ def held_out_loss(model, tokens, context, device):
 
 
 def main(options):
+    # On a machine with fewer GPUs than ranks, all ranks run on the CPU.
     cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:
@@ -73,7 +76,7 @@ def main(options):
     for step in range(first, until):
         mine = numbers_of_step(count, step, options.batch)[rank::world_size]
         parts, total = mine.split(options.micro), torch.zeros((), device=device)
-        for part in parts:
+        for part in parts:  # the micro-batches; DDP averages in the last one
             x, y = (half.to(device) for half in windows(train, part, options.context))
             with nullcontext() if part is parts[-1] else replica.no_sync():
                 with torch.autocast(device.type, torch.bfloat16, enabled=options.bf16):
@@ -81,6 +84,7 @@ def main(options):
                 loss = F.cross_entropy(logits.float(), y.flatten()) / len(parts)
                 loss.backward()
             total += loss.detach()
+        # After the average, so all ranks have the same gradient and the same norm.
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options.steps)
@@ -98,6 +102,7 @@ def main(options):
                 print(f"gradient norm {norm:.2f}, {speed:,.0f} tokens/s")
                 saved = {"model": model.state_dict(), "log": log, "shape": shape}
                 saved |= {"optimizer": optimizer.state_dict(), "step": done}
+                # Replaced as a whole, so a kill never leaves half a checkpoint.
                 torch.save(saved, options.checkpoint + ".new")
                 os.replace(options.checkpoint + ".new", options.checkpoint)
             start, since = done, time.perf_counter()

@@ -52,8 +52,10 @@ shape = (dist.get_world_size() // tensor_size, tensor_size)
 mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
 data = mesh["data"]
 
+# Small enough to build whole on each rank; a large model begins on the meta device.
 torch.manual_seed(0)
 model = nn.Sequential(*(Pair(64) for _ in range(3)), Pair(10)).to(device)
+# Columns, then rows: one all-reduce for each pair in forward, one in backward.
 cuts = {"*.up": parallel.ColwiseParallel(), "*.down": parallel.RowwiseParallel()}
 parallel.parallelize_module(model, mesh["tensor"], cuts)
 for pair in model:  # after the cut into columns and rows

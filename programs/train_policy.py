@@ -28,10 +28,13 @@ def main():
     seeds = np.random.SeedSequence((RUN, rank)).generate_state(2).tolist()
     turns = play(model, GAMES, STEPS, seeds, returns)
     for turn in range(TURNS):
+        # Play. came: reward, terminated, truncated.
         state, action, old, value, *came, plays, last = next(turns)
-        advantage = advantages(value, last, *came)  # reward, terminated, truncated
+        advantage = advantages(value, last, *came)
+        # Leave out the steps that no policy played.
         columns = state, action, old, advantage, advantage + value
         state, action, old, advantage, target = (one[plays] for one in columns)
+        # Shift and scale the advantages, by the samples of all ranks.
         count = torch.tensor(len(action))
         sums = torch.stack([count, advantage.sum(), advantage.square().sum()]).double()
         dist.all_reduce(sums)
@@ -40,7 +43,7 @@ def main():
         share = world_size / sums[0].item()  # DDP divides by ranks, not by samples
         left = 1 - turn / TURNS  # falls to 0: the last turns change little
         clip, optimizer.param_groups[0]["lr"] = CLIP * left, RATE * left
-        for _ in range(PASSES):
+        for _ in range(PASSES):  # learn
             logit, value = replica(state)
             ratio = (log_prob(logit, action) - old).exp()
             clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -49,7 +52,8 @@ def main():
             loss = share * (critic - gain).sum()
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # the norm of all of them
+            # After DDP's average, so all ranks find the same norm.
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         if (turn + 1) % 10 == 0:
             found = evaluate(model, 64, rank, world_size)

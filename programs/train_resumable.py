@@ -44,7 +44,7 @@ replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 last = EPOCHS * steps_per_epoch
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=last)
-torch.manual_seed(100 + rank)  # each rank has its own dropout
+torch.manual_seed(100 + rank)  # own dropout for each rank; mix seeds as in lesson 11
 stateful = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 generators = [torch, torch.cuda] if cuda else [torch]  # each has get_rng_state
 path = Path(sys.argv[1])  # on several nodes: in a folder that all of them see
@@ -70,7 +70,7 @@ if found[0]:
     for name, part in stateful.items():
         part.load_state_dict(state[name])
     step = state["step"]
-    if len(state["rng_states"]) == world_size:  # else they stay as seeded
+    if len(state["rng_states"]) == world_size:  # else they begin again from their seeds
         for one, rng_state in zip(generators, state["rng_states"][rank], strict=True):
             one.set_rng_state(rng_state)
 if rank == 0:
@@ -78,7 +78,8 @@ if rank == 0:
 
 for epoch in range(step // steps_per_epoch, EPOCHS):
     sampler.set_epoch(epoch)
-    rest = list(sampler)[step % steps_per_epoch * local_batch :]  # not yet trained on
+    # This rank's images of the epoch, less those of the steps done.
+    rest = list(sampler)[step % steps_per_epoch * local_batch :]
     own = torch.Generator()  # else the loader draws from the generator of dropout
     for x, y in DataLoader(images, local_batch, sampler=rest, generator=own):
         loss = cross_entropy(replica(x.to(device)), y.to(device))

@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 2 train_sampler.py
 
 run.pt is written every 10 steps: the second command resumes after step 70, and prints
-what a run without a stop prints. Remove run.pt to begin again.
+what a run without a stop prints from there. Remove run.pt to begin again.
 """
 
 import argparse
@@ -60,12 +60,12 @@ def train(device, last_step):
     images = Subset(digits, range(1440))
     sampler, batch = ResumableSampler(images, seed=0), GLOBAL_BATCH // world_size
     loader = DataLoader(images, batch, sampler=sampler, drop_last=True)
-    mine = Subset(digits, range(1440 + rank, 1797, world_size))  # exact
+    mine = Subset(digits, range(1440 + rank, 1797, world_size))  # each image once
 
     torch.manual_seed(0)  # repeatable; DDP sends rank 0's weights to all
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    first = consumed = step = 0
+    first = consumed = step = 0  # epoch, images of all ranks in it, steps in all
     if os.path.exists("run.pt"):  # on several nodes: in a folder that all can read
         state = torch.load("run.pt", map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
@@ -89,7 +89,7 @@ def train(device, last_step):
                 os.replace("new.pt", "run.pt")  # never half a file
             if step == last_step:
                 return
-        consumed = 0
+        consumed = 0  # the next epoch begins with the first image
         loss, right, n = evaluate(model, DataLoader(mine, 100), device)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss / n:.4f}, {right:.0f} of {n:.0f} right")

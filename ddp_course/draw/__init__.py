@@ -8,12 +8,13 @@ from ddp_course.draw.buckets import bucket_plan, size_text
 from ddp_course.draw.checkpointing import landings, resume_differences, write_kills
 from ddp_course.draw.collectives import collective, message_rounds, ring_steps
 from ddp_course.draw.data_parallel import shard_gradients, stacked
-from ddp_course.draw.failures import hang, lateness
+from ddp_course.draw.failures import hang
 from ddp_course.draw.games import players
 from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
+from ddp_course.draw.owners import owners
 from ddp_course.draw.ranks import all_reduce, collective_calls
 from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 from ddp_course.draw.replays import Replay, replay
@@ -46,13 +47,13 @@ __all__ = [
     "holdings",
     "killed_run",
     "landings",
-    "lateness",
     "lever",
     "live_bytes",
     "lost_time",
     "mean_weights",
     "message_rounds",
     "own_losses",
+    "owners",
     "pipeline_passes",
     "players",
     "rank_colour",

@@ -94,13 +94,15 @@ def _held(strategy: str, kind: str, layer: int, part: int) -> bool:
     return strategy == "DDP" or part == 0
 
 
-def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
+def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]], parameters: int = 0, title: str = "") -> Figure:
     """The bytes alive after each operation of one step, one panel for each strategy, with the phases named.
 
     Args:
-        histories: for each name, phase and bytes after each operation, as `measured_peak` returns them.
+        histories: for each name, phase and bytes after each operation, as `LiveBytes.history` has them.
+        parameters: how many the model has; the axis then has bytes for each of them, else MB.
+        title: what is to be seen; without it, in which phase memory is fullest.
     """
-    size = SIZES["MB"]
+    size = parameters or SIZES["MB"]
     figure = page(2.85)
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
     top = max(count for history in histories.values() for _, count in history) / size
@@ -113,13 +115,12 @@ def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:
         _phases(ax, [phase for phase, _ in history], top)
         fullest = alive.index(max(alive))
         ax.plot(fullest, alive[fullest], "o", ms=4.5, color=ALARM)
-        ax.text(
-            fullest + 0.025 * len(alive), 1.02 * alive[fullest], f"{alive[fullest]:.0f} MB", fontsize=SMALL, color=ALARM
-        )
+        most = f"{alive[fullest]:.0f}" if parameters else f"{alive[fullest]:.0f} MB"
+        ax.text(fullest + 0.025 * len(alive), 1.02 * alive[fullest], most, fontsize=SMALL, color=ALARM)
         ax.set(xlim=(0, len(history)), ylim=(0, top * 1.22), xticks=[])
         ax.set_xlabel(f"operations of one step: {name}", fontsize=SMALL)
-    panels[0].set_ylabel("MB alive", fontsize=LABEL)
-    text = f"Memory is fullest {_when_fullest(histories.values())}"
+    panels[0].set_ylabel("bytes alive per parameter" if parameters else "MB alive", fontsize=LABEL)
+    text = title or f"Memory is fullest {_when_fullest(histories.values())}"
     figure.suptitle(text, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
     return figure
 

@@ -6,12 +6,14 @@ Read next: `timelines.py`, when the buckets travel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Protocol
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch import nn
 
 from ddp_course.draw.shapes import arrow, canvas, finding, label
 from ddp_course.draw.style import MUTED, PAPER, SMALL, rank_colour, tint
@@ -37,8 +39,14 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes:.0f} B"
 
 
-def bucket_plan(buckets: Sequence[HasGradients]) -> Figure:
-    """One row per bucket, first launched on top; a piece of the bar for each gradient, as long as it is large."""
+def bucket_plan(buckets: Sequence[HasGradients] | Sequence[Sequence[str]], module: nn.Module | None = None) -> Figure:
+    """One row per bucket, first launched on top; a piece of the bar for each gradient, as long as it is large.
+
+    Args:
+        module: has the parameters, if a bucket is only the list of their names.
+    """
+    if module is not None:
+        buckets = [_named(names, module) for names in buckets]
     height = ROW * len(buckets) + 0.5
     figure, ax = canvas(height)
     sizes = [sum(bucket.numels) * bucket.dtype.itemsize for bucket in buckets]
@@ -55,6 +63,11 @@ def bucket_plan(buckets: Sequence[HasGradients]) -> Figure:
     gradients = _counted(sum(len(bucket.names) for bucket in buckets), "gradient")
     finding(ax, f"{gradients} in {_counted(len(buckets), 'message')}: what is ready first leaves first")
     return figure
+
+
+def _named(names: Sequence[str], module: nn.Module) -> HasGradients:
+    parameters = [module.get_parameter(name) for name in names]
+    return SimpleNamespace(names=names, numels=[p.numel() for p in parameters], dtype=parameters[0].dtype)
 
 
 def _counted(number: int, name: str) -> str:

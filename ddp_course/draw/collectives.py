@@ -156,11 +156,15 @@ def _chunk(
     shape.set_linewidth(0.6 if sender is None else 2.4)
 
 
-def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size: int) -> Figure:
+def message_rounds(
+    rounds: Sequence[Sequence[tuple[int, int, int]]], world_size: int, title: str = "", ranks_per_node: int = 0
+) -> Figure:
     """Who sent to whom in each round: one upright line per rank, one arrow per message, time runs downwards.
 
     Args:
         rounds: by round, its messages as (from, to, bytes).
+        title: what is to be seen; without it, how many rounds and messages there are.
+        ranks_per_node: shades the ranks of each node, if given.
     """
     row, left, right = 0.46, 1.25, 3.1
     height = row * len(rounds) + 0.55
@@ -170,6 +174,10 @@ def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size:
         x = left + column * rank
         ax.plot((x, x), (0.12, height - 0.38), color=FAINT, linewidth=2, zorder=0)
         label(ax, x, height - 0.2, f"rank {rank}", bold=True)
+    for first in range(0, world_size, ranks_per_node) if ranks_per_node else ():
+        start, end = (left + column * rank for rank in (first, first + ranks_per_node - 1))
+        ax.axvspan(start - 0.32, end + 0.32, color="0.95", zorder=-1)
+        label(ax, (start + end) / 2, height - 0.2, f"node {first // ranks_per_node}")
     for place, messages in enumerate(rounds):
         top = height - 0.45 - row * place
         label(ax, 0.12, top - row / 2, f"round {place + 1}", size=SMALL, ink=MUTED, align="left")
@@ -178,7 +186,7 @@ def message_rounds(rounds: Sequence[Sequence[tuple[int, int, int]]], world_size:
             arrow(ax, (start, top - 0.04), (end, top - row + 0.08), colour=rank_colour(source))
         label(ax, WIDTH - right + 0.45, top - row / 2, _counted(messages), size=SMALL, align="left")
     count = sum(map(len, rounds))
-    finding(ax, f"{world_size} ranks need {len(rounds)} rounds and {count} message{'s' * (count != 1)}")
+    finding(ax, title or f"{world_size} ranks need {len(rounds)} rounds and {count} message{'s' * (count != 1)}")
     ax.says = " ".join(
         f"Round {place + 1}, {_counted(messages)}: {', '.join(f'{a} to {b}' for a, b, _ in messages)}."
         for place, messages in enumerate(rounds)

@@ -11,22 +11,21 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddp_course.draw.charts import chart, legend_beside, name_axes
 from ddp_course.draw.shapes import box, canvas, label
-from ddp_course.draw.style import ALARM, FAINT, HEADING, INK, MUTED, SHARED, SMALL, WIDTH, rank_colour
+from ddp_course.draw.style import ALARM, HEADING, MUTED, SMALL, WIDTH, rank_colour
 from ddp_course.launcher.rank_status import Whereabouts
 
 MOST_COLUMNS = 5  # collectives that fit beside each other
 LAST_WIDTH = 3.3  # inches, for the one that is waited in
 
 
-def hang(ranks: Sequence[Whereabouts], timeout_s: float, steps: Sequence[Sequence[int]] = ()) -> Figure:
+def hang(ranks: Sequence[Whereabouts], timeout_s: float, steps: Sequence[Sequence[int | str]] = ()) -> Figure:
     """The last collectives that each rank entered, from left to right, and who waits in the last one for whom.
 
     Args:
         ranks: of a `RankError`; only collectives of the default group are drawn.
         timeout_s: how long the ranks waited, in seconds.
-        steps: by rank, in which step of the program each of its collectives was called, if that is known.
+        steps: by rank, in which step of the program each of its collectives was called, or other words for it.
     """
     figure, ax = canvas(0.72 * len(ranks) + 0.75)
     calls = [[call for call in w.recent if not call.group] for w in ranks]
@@ -45,7 +44,9 @@ def hang(ranks: Sequence[Whereabouts], timeout_s: float, steps: Sequence[Sequenc
                 stuck = last and not _everybody_left(calls, number)
                 width = WIDTH - x - 0.1 if stuck else column - 0.06
                 words = f"{call.op} #{number}: waits {timeout_s:g} s" if stuck else _short(call.op, number, column)
-                words += f"\nin step {steps[w.rank][number - 1]}" if steps else ""
+                if steps:
+                    step = steps[w.rank][number - 1]
+                    words += f"\n{step}" if isinstance(step, str) else f"\nin step {step}"
                 box(ax, x, y, width, 0.42, words, colour=rank_colour(w.rank), dashed=stuck, size=SMALL)
         if numbers[-1] not in entered:
             _absent(ax, left + column * (len(numbers) - 1), y, w)
@@ -68,22 +69,3 @@ def _absent(ax: Axes, x: float, y: float, w: Whereabouts) -> None:
         source = w.line.source if w.line else w.status
         words = f"never came: {textwrap.shorten(source, 28, placeholder=' ...')}"
     box(ax, x, y, WIDTH - x - 0.1, 0.42, words, colour=ALARM, fill=False, size=SMALL, ink=ALARM)
-
-
-def lateness(arrivals: Sequence[Sequence[float]]) -> Figure:
-    """How long after the first rank each rank came to each collective.
-
-    Args:
-        arrivals: for each collective, when each rank entered it, by rank, in seconds on one clock.
-    """
-    figure, ax = chart(2.6)
-    for rank in range(len(arrivals[0])):
-        late_ms = [1e3 * (came[rank] - min(came)) for came in arrivals]
-        colour = rank_colour(rank)
-        ax.plot(range(1, len(late_ms) + 1), late_ms, color=colour, marker="o", linewidth=1.5, label=f"rank {rank}")
-    ax.axhline(0, color=FAINT, linewidth=1)
-    name_axes(ax, "collective", "ms after the first rank")
-    ax.set_xticks(range(1, len(arrivals) + 1))
-    legend_beside(ax, labelcolor=INK)
-    ax.tick_params(colors=SHARED)
-    return figure

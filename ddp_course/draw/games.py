@@ -26,7 +26,7 @@ def players(world_size: int = 2, num_envs: int = 8) -> Figure:
         box(ax, x + 0.05, 0.1, width - 0.1, 1.85, colour=FAINT, fill=False)
         label(ax, x + 0.2, 1.75, f"rank {rank}", bold=True, align="left", ink=INK)
         inner = (width - 0.5) / 2
-        box(ax, x + 0.15, 0.3, inner, 1.15, f"{num_envs} games\nown seed,\nown dice", colour=colour, size=SMALL)
+        box(ax, x + 0.15, 0.3, inner, 1.15, f"{num_envs} games,\nown starts,\nown actions", colour=colour, size=SMALL)
         box(ax, x + 0.35 + inner, 0.3, inner, 1.15, "replica of\nactor, critic:\nequal weights", size=SMALL)
         arrow(ax, (x + 0.16 + inner, 0.95), (x + 0.34 + inner, 0.95), colour=colour, both_ways=True)
         arrow(ax, (x + width / 2, 1.97), (x + width / 2, 2.33), colour=colour, both_ways=True)

@@ -92,7 +92,7 @@ def _connected(
     _rank_dots(ax, spots)
 
 
-def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
+def subgroups(groups: Mapping[str, Sequence[int]], world_size: int, title: str = "") -> Figure:
     """One line per group: a filled dot for each member, an empty one for each rank outside.
 
     Raises:
@@ -117,7 +117,7 @@ def subgroups(groups: Mapping[str, Sequence[int]], world_size: int) -> Figure:
             edge = rank_colour(rank) if rank in members else FAINT
             face = edge if rank in members else PAPER
             ax.add_patch(Circle((x, y), 0.15, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=2))
-    finding(ax, "Each line is a group; a filled dot is a member, and the other ranks don't take part")
+    finding(ax, title or "Each line is a group; a filled dot is a member, and the other ranks don't take part")
     ax.says = " ".join(f"{name}: {', '.join(map(str, members))}." for name, members in groups.items())
     return figure
 

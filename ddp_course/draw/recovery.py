@@ -25,7 +25,7 @@ def killed_run(
     """A run that stopped and went on, beside the run that never stopped; the axis counts steps, not seconds.
 
     Args:
-        attempts: for each start, its first step, its last, and how it ended: "killed", "left" or "done".
+        attempts: for each round, its first step, its last, and how it ended: "killed", "left" or "done".
         saves: the steps whose checkpoints one of the attempts went on from, or could have.
     """
     rows, twice = len(attempts) + 1, 0
@@ -35,7 +35,7 @@ def killed_run(
     label(ax, 0.1, tops[0] + 0.2, straight, align="left", bold=True)
     _stretch(ax, 0, steps, tops[0], scale, DONE)
     for number, ((first, last, end), y) in enumerate(zip(attempts, tops[1:], strict=True)):
-        label(ax, 0.1, y + 0.2, f"start {number + 1}", align="left", bold=True)
+        label(ax, 0.1, y + 0.2, f"round {number + 1}", align="left", bold=True)
         kept = attempts[number + 1][0] if number + 1 < len(attempts) else last
         _stretch(ax, first, min(kept, last), y, scale, AGAIN if number else DONE)
         if kept < last:
@@ -53,7 +53,7 @@ def killed_run(
     _killed_legend(ax, tops[0] + 0.72, any(end == "left" for *_, end in attempts))
     label(ax, LEFT, 0.25, "step 0", size=SMALL, ink=MUTED, align="left")
     label(ax, LEFT + steps * scale, 0.25, f"step {steps}", size=SMALL, ink=MUTED, align="right")
-    finding(ax, f"{len(attempts)} starts for {steps} steps: {twice} steps are done twice, and nothing else is lost")
+    finding(ax, f"{len(attempts)} rounds for {steps} steps: {twice} steps are done twice, and nothing else is lost")
     return figure
 
 
@@ -117,7 +117,7 @@ def _told(ax: Axes, y: float, rank: int, received: tuple[int, int], last: int | 
 
 
 def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Sequence[float], best: float) -> Figure:
-    """The seconds lost for each second of training, against the minutes between two saves, both on logarithmic axes.
+    """The time lost, as a share of training, against the minutes between two saves, both on logarithmic axes.
 
     Args:
         intervals: minutes between two saves.
@@ -130,10 +130,11 @@ def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Se
     ax.plot(intervals, repeating, color=RANK_COLOURS[3], linewidth=1.6, linestyle=":", label="by failures")
     ax.plot(intervals, total, color=DONE, linewidth=2.2, label="both")
     ax.set(xscale="log", yscale="log")
+    ax.yaxis.set_major_formatter("{x:.0%}")
     ax.set_ylim(min(total) / 4, max(total) * 2)
     ax.axvline(best, color=SHARED, linewidth=1)
     note(ax, best, max(total) * 1.3, f"Young: {best:.1f} min")
-    name_axes(ax, "minutes between two saves", "seconds lost for each second of training")
+    name_axes(ax, "minutes between two saves", "time lost / time of training")
     legend(ax, loc="lower left")
     headline(ax, f"Least is lost, {min(total):.1%}, at about {best:.0f} minutes between two saves")
     return figure
@@ -142,7 +143,8 @@ def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Se
 def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> Figure:
     """The nodes of an elastic job: on each an agent and its ranks; the agents meet at one store, which is on node 0.
 
-    A node that is `dead` has the colour of an alarm, and the ranks of the others are numbered without it.
+    A node that is `dead` has the colour of an alarm, and the ranks of the others are numbered without it. The title's
+    seconds are torchrun's defaults: 15 until a node counts as dead, 30 in which others may still join.
 
     Raises:
         ValueError: node 0 is `dead`; with its store the whole job ends.
@@ -173,7 +175,7 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     if dead is None:
         finding(ax, "The agents meet at one store, and each starts and watches its node's ranks")
     else:
-        finding(ax, f"Node {dead} is gone: a new round begins, with {first_rank} ranks")
+        finding(ax, f"Node {dead} is gone: after 15 s + 30 s a round with {first_rank} ranks begins")
     return figure
 
 

@@ -50,7 +50,7 @@ def conditions(runs: Mapping[str, Sequence[float]], columns: Sequence[str] = COM
             box(ax, x, y + 0.08, column - 0.12, row - 0.16, text, colour=colour, ink=INK if right else ALARM)
     ax.says = f"Red boxes of each row, from left to right. {' '.join(told)}"
     ax.plot([left + column * (len(columns) - 2) - 0.06] * 2, [0.08, height - 0.12], color=MUTED, linewidth=1.2)
-    finding(ax, "The first red box of a row is what broke")
+    finding(ax, "Left of the line, the first red box is what broke")
     return figure
 
 

@@ -44,7 +44,8 @@ def gathered_layers(seen: Sequence[tuple[str, Sequence[bool]]], world_size: int)
         if moment.startswith("backward"):
             arrow(ax, (middle, top - layers * ROW - 0.02), (middle, top - layers * ROW - 0.27))
             label(ax, middle, top - layers * ROW - 0.46, "reduce_\nscatter", size=SMALL - 1)
-    key = f"rank 0 of {world_size}; dark: its own shard; light: gathered from the other ranks"
+    key = f"rank 0 of {world_size} on CPUs; dark: its own shard; light: gathered. "
+    key += "A GPU gathers the next layer meanwhile."
     label(ax, 0.1, 0.1, key, align="left", size=SMALL, ink=MUTED)
     most = max(sum(whole) for _, whole in seen)
     finding(ax, f"Of {layers} layers at most {most} {'is' if most == 1 else 'are'} whole at one moment")

@@ -1,8 +1,6 @@
-"""Do the pictures of lesson 12 show who waits and who is late?"""
+"""Do the pictures of lesson 12 show who waits for whom?"""
 
-import pytest
-
-from ddp_course.draw.failures import ALARM, hang, lateness
+from ddp_course.draw.failures import ALARM, hang
 from ddp_course.launcher.lines import Line
 from ddp_course.launcher.rank_status import Collective, Whereabouts
 from tests.draw.readable import texts_of
@@ -23,15 +21,11 @@ def hung(n: int, absent: int, at: int, status: str = "running") -> list[Whereabo
     return ranks
 
 
-ARRIVALS = [[0.0, 0.001, 0.04], [0.06, 0.062, 0.1], [0.12, 0.121, 0.165]]
-
-
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):
     pictures = (
         hang(hung(4, 2, 3), 2),
         hang(hung(3, 0, 1), 2.5),
         hang(hung(5, 4, 40, "returned"), 600),
-        lateness(ARRIVALS),
     )
     readable(pictures, most_bytes=105_000)
 
@@ -50,15 +44,12 @@ def test_hang_says_in_which_step_a_collective_was_called():
     texts = texts_of(hang(hung(4, 2, 3), 2, steps=[[0, 1, 2], [0, 1, 2], [0, 2, 3], [0, 1, 2]]))
     assert texts.count("all_reduce #2\nin step 1") == 3 and texts.count("all_reduce #2\nin step 2") == 1
     assert texts.count("all_reduce #3: waits 2 s\nin step 2") == 3
+    assert "all_reduce #1\nvalidation" in texts_of(
+        hang(hung(4, 2, 3), 2, steps=[["validation", 1, 2], *[[0, 1, 2]] * 3])
+    )
 
 
 def test_hang_says_that_a_rank_had_returned_and_shows_the_last_of_many_collectives():
     texts = texts_of(hang(hung(3, 1, 40, "returned"), 2))
     assert "never came: had returned" in texts
     assert "#35" not in " ".join(texts) and texts.count("#39") == 3
-
-
-def test_lateness_counts_from_whoever_came_first():
-    lines = lateness(ARRIVALS).axes[0].lines
-    assert lines[2].get_ydata() == pytest.approx([40, 40, 45])
-    assert lines[0].get_ydata() == pytest.approx([0, 0, 0])

@@ -36,9 +36,9 @@ def test_it_has_the_losses_of_one_process_and_finds_nothing(world_size, words):
 
 
 WRAP, STEP, MAKE = "    replica = DDP(", "            optimizer.step()\n", "    optimizer ="
-BACKWARD = "            check and check.after_backward"
+BACKWARD = "            if check:\n                check.after_backward"
 RATE = "            optimizer.param_groups[0]['lr'] = loss.item() / 10\n"
-STEPPED = "            check and check.after_step"
+STEPPED = "            if check:\n                check.after_step"
 WHOLE = """            loss = cross_entropy(replica(x[indices]), y[indices])
             optimizer.zero_grad()
             loss.backward()

@@ -16,7 +16,7 @@ def read_text():
     return [torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in contents]
 
 
-@lru_cache(maxsize=1)  # so an epoch is shuffled once, not in each of its steps
+@lru_cache(maxsize=1)  # so an epoch is shuffled once, not at each step
 def order_of(count, epoch):
     """Return all windows in the order of this epoch, on every rank the same."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(epoch))

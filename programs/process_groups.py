@@ -33,7 +33,7 @@ def set_up():
         device_id=device if cuda else None,
         timeout=TIMEOUT,
     )
-    shape = (dist.get_world_size() // per_node, per_node)
+    shape = (dist.get_world_size() // per_node, per_node)  # nodes, ranks of a node
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("node", "local"))
     for name in mesh.mesh_dim_names:
         dist.set_timeout(TIMEOUT, mesh.get_group(name))  # subgroups do not inherit it
@@ -44,6 +44,7 @@ def main():
     device, mesh = set_up()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)  # the same data set on every rank
+    # float64: the subtraction below loses digits.
     samples = torch.randn(1201, generator=generator, dtype=torch.float64)
 
     mine = samples[rank::world_size].to(device)
@@ -57,7 +58,7 @@ def main():
     node, local_rank = mesh.get_coordinate()
     place = f"rank {rank}: node {node}, local rank {local_rank}, {len(mine)} samples"
     places = [None] * world_size if rank == 0 else None
-    dist.gather_object(place, places)
+    dist.gather_object(place, places)  # rank 0 gets all texts
     if rank == 0:  # one rank prints, for all
         print(*places, sep="\n")
         print(f"result of {count:.0f}: mean {mean:.6f}, deviation {deviation:.6f}")

@@ -73,7 +73,7 @@ def train(device, statistics):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # before DDP
     elif statistics != "rank":
         for layer in model.modules():
-            if isinstance(layer, nn.BatchNorm2d):  # becomes ours, with its tensors
+            if isinstance(layer, nn.BatchNorm2d):  # same tensors, another forward
                 layer.__class__, layer.process_group = SyncBatchNorm, group
     replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

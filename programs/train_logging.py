@@ -71,7 +71,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     totals = torch.zeros(3, dtype=torch.float64, device=device)
     test_totals = torch.zeros_like(totals)
-    step, clock = 0, time.perf_counter()
+    step, clock = 0, time.perf_counter()  # of the line to come
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)

@@ -26,6 +26,7 @@ def train(device, global_batch, micro_batch, rate, warmup, epochs=3):
     order = torch.Generator().manual_seed(0)  # the same order, whatever else draws
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    # Warm-up: step 1 runs at rate / warmup, step `warmup` is the first at `rate`.
     ramp = LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
 
     for epoch in range(epochs):
@@ -33,6 +34,7 @@ def train(device, global_batch, micro_batch, rate, warmup, epochs=3):
         for batch in torch.randperm(len(x), generator=order).split(global_batch):
             optimizer.zero_grad()
             shard = batch[rank::world_size]  # the last batch's shards are unequal
+            # A rank without samples gets one empty part, so it has gradients: zeros.
             for part in shard.split(micro_batch):
                 loss = cross_entropy(model(x[part]), y[part], reduction="sum")
                 (loss / len(batch)).backward()  # adds to .grad; a sample weighs 1/batch

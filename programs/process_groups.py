@@ -44,7 +44,7 @@ def main():
     device, mesh = set_up()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)  # the same data set on every rank
-    # float64: the subtraction below loses digits.
+    # float64, because the subtraction below loses digits.
     samples = torch.randn(1201, generator=generator, dtype=torch.float64)
 
     mine = samples[rank::world_size].to(device)

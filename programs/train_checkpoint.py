@@ -65,7 +65,7 @@ if found[0]:
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
     start = state["epoch"]
-    if len(state["rng_states"]) == world_size:  # else they stay as seeded
+    if len(state["rng_states"]) == world_size:  # another number: as in epoch 0
         torch.set_rng_state(state["rng_states"][rank]["cpu"])
         if cuda:
             torch.cuda.set_rng_state(state["rng_states"][rank]["cuda"])

@@ -2,8 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 train_gpt.py --steps 200
 
-A stopped run continues on any number of ranks that divides --batch / --micro.
-All of them must see the checkpoint's file.
+It continues on any ranks that see its checkpoint, if they divide --batch / --micro.
 """
 
 import argparse
@@ -31,8 +30,7 @@ parser.add_argument("--checkpoint", default="gpt.pt")
 def held_out_loss(model, tokens, context, device):
     """Mean over 128 windows of the text: each rank sums its own, then all ranks do."""
     sums = torch.zeros(2, device=device)
-    # 128 windows, evenly spread over the text.
-    every = (len(tokens) - 1) // context // 128
+    every = (len(tokens) - 1) // context // 128  # 128 windows, evenly spread
     mine = torch.arange(dist.get_rank(), 128, dist.get_world_size()) * every
     for numbers in mine.split(32):
         x, y = (part.to(device) for part in windows(tokens, numbers, context))
@@ -43,8 +41,7 @@ def held_out_loss(model, tokens, context, device):
 
 
 def main(options):
-    # On a machine with fewer GPUs than ranks, all ranks run on the CPU.
-    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # else CPU
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -84,8 +81,7 @@ def main(options):
                 loss = F.cross_entropy(logits.float(), y.flatten()) / len(parts)
                 loss.backward()
             total += loss.detach()
-        # After the average, so all ranks have the same gradient and the same norm.
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of the mean
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options.steps)
         optimizer.step()
@@ -102,9 +98,8 @@ def main(options):
                 print(f"gradient norm {norm:.2f}, {speed:,.0f} tokens/s")
                 saved = {"model": model.state_dict(), "log": log, "shape": shape}
                 saved |= {"optimizer": optimizer.state_dict(), "step": done}
-                # Replaced as a whole, so a kill never leaves half a checkpoint.
                 torch.save(saved, options.checkpoint + ".new")
-                os.replace(options.checkpoint + ".new", options.checkpoint)
+                os.replace(options.checkpoint + ".new", options.checkpoint)  # atomic
             start, since = done, time.perf_counter()
     dist.barrier()  # no rank leaves while another still communicates with it
     dist.destroy_process_group()

@@ -32,8 +32,7 @@ def shard_gradients(
     alike = len(set(samples)) == 1  # then the weights say nothing
     for y, name in ((3.5, "batch"), (2.68, "shards"), (1.86, one), (0.55, "mean")):
         label(ax, 0.12, y, name, align="left", bold=True)
-    if not alike:
-        label(ax, 0.12, 1.2, "weight", align="left", bold=True)
+    label(ax, 0.12, 1.2, f"add,\ndivide by {len(samples)}" if alike else "weight", align="left", bold=True)
     box(ax, left, 3.28, span, 0.44, f"{total} samples, gradient {whole:.5f}")
     x = left
     for rank, (n, gradient) in enumerate(zip(samples, gradients, strict=True)):

@@ -117,7 +117,7 @@ def subgroups(groups: Mapping[str, Sequence[int]], world_size: int, title: str =
             edge = rank_colour(rank) if rank in members else FAINT
             face = edge if rank in members else PAPER
             ax.add_patch(Circle((x, y), 0.15, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=2))
-    finding(ax, title or "Each line is a group; a filled dot is a member, and the other ranks don't take part")
+    finding(ax, title or "Each line is a group; its filled dots are the members")
     ax.says = " ".join(f"{name}: {', '.join(map(str, members))}." for name, members in groups.items())
     return figure
 

@@ -27,8 +27,8 @@ def mean_weights(means: Sequence[float], rows: Sequence[int], *, part: str = "ba
     mean_of_means = sum(means) / len(means)
     _bars(left, means, rows, rank, f"by samples: {mean:.4f}", INK, mean)
     _bars(right, means, [1] * len(means), rank, f"mean of means: {mean_of_means:.4f}", ALARM, mean_of_means)
-    name_axes(left, f"{sum(rows)} samples, {rows[-1]} of them in the last {part}", f"mean loss of a {part}")
-    name_axes(right, f"{part}, each of the same weight")
+    name_axes(left, f"{sum(rows)} samples (width of a {part}: its samples)", f"mean loss of a {part}")
+    name_axes(right, f"{part} (all equally wide)")
     names = [str(number) for number in range(1, len(rows) + 1)]
     names[-1] += f"\n{rows[-1]} sample{'s' * (rows[-1] > 1)}"
     right.set_xticks([place + 0.5 for place in range(len(rows))], names)
@@ -94,7 +94,7 @@ def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: 
         wide = 2.2 if rank == 0 else 1.1  # rank 0 is the one whose loss is usually shown
         ax.plot(points, apart, color=rank_colour(rank), linewidth=wide, label=f"rank {rank}", zorder=3 - 0.1 * rank)
     ax.axhline(0, color=INK, linewidth=2.0, label="all ranks", zorder=2)
-    name_axes(ax, unit, "own loss against all ranks' (%)")
+    name_axes(ax, unit, "difference from all ranks' loss (%)")
     ax.xaxis.get_major_locator().set_params(integer=True)
     legend(ax, loc="upper left")
     return figure

@@ -5,7 +5,7 @@
 
 import os
 
-from ddp_course.grading.places import need_nbgrader
+from ddp_course.grading.paths import need_nbgrader
 
 need_nbgrader()
 c = get_config()  # noqa: F821  (traitlets puts it here)

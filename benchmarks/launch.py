@@ -1,9 +1,9 @@
 """How long does it take from the call to the result, for each way to run a function on ranks?
 
 Every way runs the same function, one all_reduce of 4 bytes over gloo on loopback, and its answer is checked. Ways
-that start ranks for one call are timed whole, from the call to the result with all ranks gone. Ways whose ranks stay
-are timed twice: the start until a group is up, and each call. A round takes every way once, in an order drawn again,
-and live ways take turns in blocks of calls, so that a slow minute of the machine falls on all of them.
+that start ranks for one call are timed whole, from the call to the result with all ranks gone. A pool, whose ranks
+stay, is timed twice: the start until its group is up, and each call. A round takes every way once, so that a slow
+minute of the machine falls on all of them.
 
 Left out on purpose: imports in this process, which a notebook pays for once.
 Read next: `measure.py`, what is made of the samples.
@@ -15,14 +15,10 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch.multiprocessing as mp
 
 import ddp_course
-from benchmarks.live_ways import LIVE_WAYS, check, shell
 from benchmarks.measure import (
     Plan,
     Result,
@@ -36,18 +32,24 @@ from benchmarks.measure import (
     show_progress,
 )
 from benchmarks.on_ranks import one_all_reduce, threads_per_rank, whole_life
+from ddp_course import RankPool
 from ddp_course.rendezvous import pin_loopback
 
 TITLE = "From the call to the result: one all_reduce of 4 bytes on ranks"
 NOTES = [
     "Ranks of plain mp.spawn open a gloo group by a file store, answer through a queue, pass a barrier and leave.",
-    "ipyparallel: its own default settings on loopback; %%px shows a value per engine, apply_sync returns one,",
-    "execute returns none. Its quickest call is the one that the target is compared with.",
 ]
 ROUNDS, BLOCKS, CALLS, WARM_UP_CALLS = 5, 5, 40, 20
 QUICK = (1, 2, 20, 5)
-Call = Callable[[], list[float] | None]
-PX = ("px_call", "apply_sync_call", "execute_call")
+POOL = {"rank_pool_start": "RankPool start", "rank_pool_call": "RankPool.run"}
+
+
+def check(found: list[float], world_size: int) -> None:
+    """Raise when the ranks' answers are wrong."""
+    expected = [world_size * (world_size + 1) / 2] * world_size
+    if found != expected:
+        raise RuntimeError(f"expected {expected} from {world_size} ranks, found {found}")
+
 
 # --- Ways that start ranks for one call: each returns the seconds it took ------------------------------
 
@@ -101,7 +103,7 @@ ONE_SHOT: dict[str, tuple[str, Callable[[int], float]]] = {
 def measure(plan: Plan) -> Result:
     """Time every way that `plan` wants and compare the medians with the course's targets."""
     refuse_unknown("launch", plan, empty_rows(2))
-    pin_loopback()  # for all: ranks and engines inherit this process's environment
+    pin_loopback()  # for all: ranks inherit this process's environment
     rounds, *sizes = QUICK if plan.quick else (ROUNDS, BLOCKS, CALLS, WARM_UP_CALLS)
     rows = [row for world_size in plan.world_sizes for row in empty_rows(world_size) if plan.wants(row.key)]
     rng = random.Random(0)
@@ -111,16 +113,13 @@ def measure(plan: Plan) -> Result:
         for number in range(rounds):
             show_progress(f"launch: {world_size} ranks, round {number + 1} of {rounds}")
             one_shot_round(world_size, mine, rng)
-            live_round(world_size, mine, rng, *sizes)
+            pool_round(world_size, mine, *sizes)
     return Result(TITLE, rows, targets(rows), NOTES, baseline="rank_pool_call")
 
 
 def empty_rows(world_size: int) -> list[Row]:
-    rows = [Row(key, label, world_size) for key, (label, _) in ONE_SHOT.items()]
-    for way in LIVE_WAYS.values():
-        missing = "" if find_spec(way.package) else f"{way.package} is not installed"
-        rows += [Row(key, label, world_size, missing=missing) for key, label in way.labels.items()]
-    return rows
+    labels = {key: label for key, (label, _) in ONE_SHOT.items()} | POOL
+    return [Row(key, label, world_size) for key, label in labels.items()]
 
 
 def warm_up(world_size: int, rows: dict[str, Row], quick: bool) -> None:
@@ -138,56 +137,24 @@ def one_shot_round(world_size: int, rows: dict[str, Row], rng: random.Random) ->
                 rows[key].samples.append(ONE_SHOT[key][1](world_size))
 
 
-def live_round(
-    world_size: int, rows: dict[str, Row], rng: random.Random, blocks: int, calls: int, warm_up_calls: int
-) -> None:
-    with ExitStack() as stack:
-        live: dict[str, Call] = {}
-        for name in rng.sample(list(LIVE_WAYS), len(LIVE_WAYS)):
-            live |= open_way(name, world_size, rows, stack)
-        for key, call in live.items():
-            block(rows[key], call, warm_up_calls, keep=False)
-        for _ in range(blocks):
-            for key in rng.sample(list(live), len(live)):
-                block(rows[key], live[key], calls)
-
-
-def open_way(name: str, world_size: int, rows: dict[str, Row], stack: ExitStack) -> dict[str, Call]:
-    """Start one live way, keep how long that took, and return the calls that are wanted of it."""
-    way = LIVE_WAYS[name]
-    mine = [rows[key] for key in way.labels if key in rows]
-    if not mine or mine[0].missing or all(row.failed for row in mine):
-        return {}
-    import_module(way.package)  # not part of the start
-    shell()
-    opened: dict[str, Call] = {}
-    with attempt(mine, "the start"):
-        ranks = ExitStack()
-        start = time.perf_counter()
-        opened = ranks.enter_context(way.open(world_size))
-        seconds = time.perf_counter() - start
-        stack.callback(close, ranks, mine)
-        if (key := next(iter(way.labels))) in rows:
-            rows[key].samples.append(seconds)
-    return {key: call for key, call in opened.items() if key in rows}
-
-
-def close(ranks: ExitStack, rows: list[Row]) -> None:
-    with attempt(rows, "the end"):
-        ranks.close()
-
-
-def block(row: Row, call: Call, calls: int, keep: bool = True) -> None:
-    if row.failed:
+def pool_round(world_size: int, rows: dict[str, Row], blocks: int, calls: int, warm_up_calls: int) -> None:
+    """Open a pool, call it, and keep how long both took."""
+    mine = {key: rows[key] for key in POOL if key in rows and not rows[key].failed}
+    if not mine:
         return
-    with attempt([row], "a block of calls"):
-        for _ in range(calls):
-            start = time.perf_counter()
-            found = call()
-            seconds = time.perf_counter() - start
-            check(found, row.ranks)
-            if keep:
-                row.samples.append(seconds)
+    with attempt(mine.values(), "the pool"):
+        start = time.perf_counter()
+        with RankPool(world_size, backend="gloo", quiet=True) as ranks:
+            taken = {"rank_pool_start": [time.perf_counter() - start], "rank_pool_call": []}
+            for number in range(warm_up_calls + blocks * calls):
+                start = time.perf_counter()
+                found = ranks.run(one_all_reduce)
+                seconds = time.perf_counter() - start
+                check(found, world_size)
+                if number >= warm_up_calls:
+                    taken["rank_pool_call"].append(seconds)
+        for key, row in mine.items():
+            row.samples += taken[key]
 
 
 # --- The targets -----------------------------------------------------------------------------------
@@ -195,11 +162,8 @@ def block(row: Row, call: Call, calls: int, keep: bool = True) -> None:
 
 def targets(rows: list[Row]) -> list[Target]:
     pool = find(rows, "rank_pool_call", 2)
-    peers = [row for key in PX if (row := find(rows, key, 2)) and row.median]
-    peer = min(peers, key=lambda row: row.median or 0.0, default=None)
     found = [
         Target("RankPool.run, 2 ranks", 3e-3, pool.median if pool else None, "s"),
-        Target(f"RankPool.run / {peer.way if peer else 'ipyparallel'}, 2 ranks", 1 / 2, ratio(pool, peer)),
         Target("RankPool.run / plain mp.spawn, 2 ranks", 1 / 500, ratio(pool, find(rows, "plain_spawn", 2))),
     ]
     for row in rows:

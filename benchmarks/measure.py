@@ -190,7 +190,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 def machine_state() -> dict[str, Any]:
     """Return what the figures depend on; call it before the first measurement."""
     packages = {}
-    for name in ("torch", "ipyparallel", "cloudpickle"):
+    for name in ("torch", "cloudpickle"):
         try:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

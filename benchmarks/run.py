@@ -2,7 +2,7 @@
 
     make bench                                              everything
     .venv/bin/python benchmarks/run.py --quick              a first impression
-    .venv/bin/python benchmarks/run.py --only launch/rank_pool_call,launch/px_call --ranks 2
+    .venv/bin/python benchmarks/run.py --only launch/rank_pool_call --ranks 2
 
 Times are no pass or fail: the exit code is 0 unless something could not be run. `measure.py` documents the JSON.
 
@@ -26,12 +26,11 @@ if __name__ == "__main__":
 
 BENCHMARKS = {
     "launch": "benchmarks.launch",  # from the call to the result, for each way to run a function on ranks
-    "collectives": "benchmarks.collectives",  # the course's ring and tree beside torch's all_reduce
     "sampler": "benchmarks.sampler",  # first index, memory and speed of a shuffled epoch beside torch's
     "ddp": "benchmarks.ddp",  # a step of the course's replicas beside torch's DistributedDataParallel
     "simulation": "benchmarks.simulation",  # predicted and measured steps over the simulated link; overlap
 }
-LASTS = ("all five take under an hour; --quick takes about ten minutes", "all five take about ten minutes")
+LASTS = ("all four take under an hour; --quick takes about ten minutes", "all four take about ten minutes")
 
 
 def main(arguments: list[str] | None = None) -> int:

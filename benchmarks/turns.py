@@ -4,7 +4,7 @@ The ways take turns in blocks, in an order drawn again for each block and the sa
 of its slowest rank. A ratio is formed within one block, between neighbours in time, so that a slow minute of the
 machine falls on both.
 
-Read next: `collectives.py` and `ddp.py`, two comparisons.
+Read next: `ddp.py`, a comparison.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import HOLDS
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,12 @@ def rank_processes(parent: psutil.Process | None = None) -> list[psutil.Process]
 
 @pytest.fixture
 def nothing_left():
-    """Fail when a test leaves a rank behind."""
+    """Fail when a test leaves a rank behind.
+
+    A rank's own child, such as a DataLoader's worker, is killed with it but reaped by another process: a killed one may
+    take a moment to be gone. A worker that nobody killed looks for its parent every 5 seconds only.
+    """
     before = set(rank_processes())
     yield
+    psutil.wait_procs(set(rank_processes()) - before, timeout=2)
     assert set(rank_processes()) - before == set()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ddp_course.grading.learner.terminal import check_notebook, chosen_exercises
-from ddp_course.grading.places import learners_root
+from ddp_course.grading.paths import learners_root
 from ddp_course.grading.registry import notebook_of
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddp_course.grading.places import course_root, need_nbgrader
+from ddp_course.grading.paths import course_root, need_nbgrader
 from ddp_course.grading.registry import exercises_of
 
 CLASS = "class"  # `nbgrader_config.py` names it, too

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ddp_course.grading.learner.given import hint
+from ddp_course.grading.learner.exercise_texts import hint
 
 
 def main(argv: list[str]) -> int:

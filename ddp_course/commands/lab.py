@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddp_course.cli import in_words
 from ddp_course.grading.learner.workspace import bring
-from ddp_course.grading.places import GIVEN, INSTALLED, WORK, course_source, need_nbgrader
+from ddp_course.grading.paths import GIVEN, INSTALLED, WORK, course_source, need_nbgrader
 
 # Switches off what asks a learner about news, and nbgrader's panel, where that is installed.
 CONFIG = Path(__file__).with_name("jupyter")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddp_course.cli import in_words
 from ddp_course.grading.learner.workspace import bring
-from ddp_course.grading.places import course_source
+from ddp_course.grading.paths import course_source
 
 
 def main(argv: list[str]) -> int:

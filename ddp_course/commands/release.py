@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ddp_course.grading.instructor.release import for_judges, holds_answers, released
-from ddp_course.grading.places import course_root
+from ddp_course.grading.paths import course_root
 
 
 def main(argv: list[str]) -> int:

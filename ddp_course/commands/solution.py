@@ -1,6 +1,6 @@
 """What is one right answer? `ddp-course solution 07.2`, after a try of your own; `--anyway` shows it without one.
 
-Read next: `grading/learner/given.py`.
+Read next: `grading/learner/exercise_texts.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ddp_course.grading.learner.given import solution, tried
+from ddp_course.grading.learner.exercise_texts import solution, tried
 
 
 def main(argv: list[str]) -> int:

@@ -17,7 +17,7 @@ Timing is not looked at: note the order of events instead. Files are noted by `a
 folder of `within` is there; each reference and each mistake has a folder of its own.
 
 Read next: `judges/scaling/least_tokens.py`, a function; `judges/collectives/gather_rows.py`, ranks; `source.py`, how
-a table of mistakes is read; `vocabulary/play.py`, what is noted on a rank.
+a table of mistakes is read; `vocabulary/rounds.py`, what is noted on a rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ddp_course.grading.answer.limits import LIMIT_S, patience
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.source import function_of, mistakes_of, solution_of, variants_of
 from ddp_course.grading.vocabulary.compare import differing, factor, same, told_apart
-from ddp_course.grading.vocabulary.play import Round, Seen, played
+from ddp_course.grading.vocabulary.rounds import Round, Seen, played
 
 View = Callable[[Seen], Any]
 TRY_S = 5.0  # for one run of a mistake; what an answer is compared with has as long as the answer

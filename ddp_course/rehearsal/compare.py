@@ -4,21 +4,21 @@ Each question is one function over the ranks' notes, named as the fault that it 
 with "right", or with nothing when the program gave it nothing to see. So a report can say three things, and never takes
 silence for health.
 
-Read next: `run_of_rows.py`, `run_of_weights.py`, `run_of_files.py`; `rehearse.py`, which asks.
+Read next: `rehearse_sampling.py`, `rehearse_weights.py`, `rehearse_files.py`; `rehearse.py`, which asks.
 """
 
 from __future__ import annotations
 
 from inspect import signature
 
-from ddp_course.rehearsal import run_of_changes, run_of_files, run_of_rows, run_of_weights, two_runs
+from ddp_course.rehearsal import rehearse_changes, rehearse_files, rehearse_sampling, rehearse_weights, two_runs
 from ddp_course.rehearsal.finding import FAULTS
 from ddp_course.rehearsal.notes import Answer, Notes
 from ddp_course.rehearsal.source import Source
 
 QUESTIONS = {
     fault: vars(module)[name]
-    for module in (run_of_rows, run_of_weights, run_of_changes, run_of_files, two_runs)
+    for module in (rehearse_sampling, rehearse_weights, rehearse_changes, rehearse_files, two_runs)
     for fault in FAULTS
     if (name := fault.replace("-", "_")) in vars(module)
 }

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddp_course.rehearsal import text_of_models as models
-from ddp_course.rehearsal import text_of_ranks as ranks
-from ddp_course.rehearsal import text_of_rows as rows
-from ddp_course.rehearsal import text_of_saves as saves
-from ddp_course.rehearsal import text_of_starts as starts
-from ddp_course.rehearsal import text_of_weights as weights
+from ddp_course.rehearsal import lint_checkpoints as saves
+from ddp_course.rehearsal import lint_gradients as weights
+from ddp_course.rehearsal import lint_ranks as ranks
+from ddp_course.rehearsal import lint_replicas as models
+from ddp_course.rehearsal import lint_sampling as rows
+from ddp_course.rehearsal import lint_startup as starts
 from ddp_course.rehearsal.finding import FAULTS, LOOK, NOTES, WRONG, Finding
 from ddp_course.rehearsal.source import Found, Source
 

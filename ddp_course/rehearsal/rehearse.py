@@ -22,8 +22,8 @@ from ddp_course.rehearsal import compare, two_runs
 from ddp_course.rehearsal.finding import GRADES, LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.run_of_calls import calls, crash, hang, steps
-from ddp_course.rehearsal.run_of_rows import asked_in_vain
+from ddp_course.rehearsal.rehearse_calls import calls, crash, hang, steps
+from ddp_course.rehearsal.rehearse_sampling import asked_in_vain
 from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.stage import Stage
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_course.rehearsal.finding import LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
-from ddp_course.rehearsal.run_of_weights import CLOSE, EQUAL, different_start, equal_at_the_end, states
+from ddp_course.rehearsal.rehearse_weights import CLOSE, EQUAL, different_start, equal_at_the_end, states
 from ddp_course.rehearsal.sketches import alike
 
 APART = 0.02  # relative; less may come from sums in another order

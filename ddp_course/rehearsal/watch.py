@@ -5,7 +5,7 @@ loader, the sampler, the forward of the outermost module, each gradient, the opt
 `open` and `print`. They change nothing but two things that real jobs have too: rank 0's save takes a moment, and no
 wait is longer than the limit. What they see goes to a file; `compare.py` reads the files of all ranks.
 
-Read next: `watch_rows.py`, `watch_files.py`, then `compare.py`.
+Read next: `watch_sampling.py`, `watch_files.py`, then `compare.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddp_course.rehearsal.source import Source
 from ddp_course.rehearsal.watch_calls import CallsWatch
 from ddp_course.rehearsal.watch_changes import ChangesWatch
 from ddp_course.rehearsal.watch_files import FilesWatch
-from ddp_course.rehearsal.watch_rows import RowsWatch
+from ddp_course.rehearsal.watch_sampling import RowsWatch
 
 MOST_PARAMETERS = 100  # whose gradients are noted one by one
 

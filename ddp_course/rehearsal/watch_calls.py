@@ -4,7 +4,7 @@ A note for each call has the operation, its size, and the path: the lines of the
 Two ranks that part can be followed back to the line at which their paths parted, which is the cause, not the symptom.
 
 Left out on purpose: messages between two ranks, which have no partner to be compared with.
-Read next: `run_of_calls.py`, which compares the ranks.
+Read next: `rehearse_calls.py`, which compares the ranks.
 """
 
 from __future__ import annotations

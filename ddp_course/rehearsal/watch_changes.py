@@ -3,7 +3,7 @@
 DistributedDataParallel looks after the parameters that were trainable when it was made. One that is thawed, replaced or
 converted later is no longer among them, and nothing says so: here it is noted, with the line.
 
-Read next: `run_of_weights.py`, which asks why weights differ.
+Read next: `rehearse_weights.py`, which asks why weights differ.
 """
 
 from __future__ import annotations

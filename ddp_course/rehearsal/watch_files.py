@@ -1,7 +1,7 @@
 """What does a rank's program save, load, write, look for and print?
 
 Rank 0's save takes a moment here, so that a rank which does not wait for it is seen.
-Read next: `run_of_files.py`, which reads these notes of all ranks.
+Read next: `rehearse_files.py`, which reads these notes of all ranks.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch import nn
 
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.checkpointing.files import fresh_folder
 
 

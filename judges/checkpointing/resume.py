@@ -23,7 +23,7 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.answer.limits import own_file
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.compare import close, flat
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer
 
 BATCHES, ROWS = 5, 4  # of an epoch, of a batch on one rank

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, read
 
 SLOW_S, LATE_S = 0.1, 0.2  # of the writer: at each step, and before it begins

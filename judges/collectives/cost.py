@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 EXACTNESS = 1e-3  # of a result; a search for the crossover may stop there, and 1e-3 bytes are none
 

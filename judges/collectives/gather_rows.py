@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 LIKE_PADDING = (0.0, -1.0, math.nan, math.inf, -math.inf, torch.finfo(torch.float32).min)
 

@@ -15,7 +15,7 @@ import torch
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary.observe import MESSAGES
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 SPARE_BYTES = 256  # that an answer may send beside its chunks
 NO_HANG = r"(?s)\A(?!.*(no result after|imed out|waited))"  # after a hang nothing more is run

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ddp_course.grading.answer import fences
+from ddp_course.grading.answer import forbidden
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.observe import MESSAGES
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 BYTES_EACH = 8  # of an int64
 
@@ -35,7 +35,7 @@ def cases(rng: Random, folder: str) -> list[Round]:
 def act(function, case: tuple, rank: int, world_size: int) -> Note:
     """Note what the tensor holds; the path is for the grader's own store."""
     numbers, size, path = case
-    with fences.same_groups_everywhere(rank, world_size, path):
+    with forbidden.same_groups_everywhere(rank, world_size, path):
         tensor = torch.tensor(numbers[rank])
         memory = tensor.detach()
         function(rank, world_size, size, tensor)

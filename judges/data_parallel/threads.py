@@ -18,7 +18,7 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.answer.limits import patience
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 MEET_S = 2.0  # how long a replica waits for the others
 WORK_S = 0.03  # so that a caller which does not wait for its threads shows it

@@ -11,7 +11,7 @@ from random import Random
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round
+from ddp_course.grading.vocabulary.rounds import Note, Round
 from judges.ddp_from_scratch.nets import READY, TOLERANCE, WORLDS, Task, gradients, travels, uneven
 
 

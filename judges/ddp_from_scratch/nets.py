@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ddp_course.grading.vocabulary.observe import Call
-from ddp_course.grading.vocabulary.play import Seen
+from ddp_course.grading.vocabulary.rounds import Seen
 
 ADAPTERS, OUTPUTS, RATE = 3, 3, 0.1
 TOLERANCE = 1e-9

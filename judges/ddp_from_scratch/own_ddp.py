@@ -19,7 +19,7 @@ from torch import nn
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.ddp_from_scratch.nets import READY, TOLERANCE, WAITS, WORLDS, Net, Task, gradients, sent_in, travels
 
 STEPS, LATE_S = 3, 0.05

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round
+from ddp_course.grading.vocabulary.rounds import Round
 from judges.ddp_from_scratch.nets import WAITS
 from judges.learners_tests import Trial, act, trials, verdict
 

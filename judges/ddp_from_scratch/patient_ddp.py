@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 from judges.ddp_from_scratch.nets import READY, TOLERANCE, WORLDS, Task, gradients, uneven
 from judges.ddp_from_scratch.own_ddp import HINTS, act, trained, weights
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round
+from ddp_course.grading.vocabulary.rounds import Note, Round
 from judges.ddp_from_scratch.nets import READY, WAITS, WORLDS
 
 BIG = 2**53 + 1  # the first whole number that float64 cannot hold

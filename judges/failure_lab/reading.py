@@ -12,9 +12,9 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from ddp_course.diagnose.last_words import PROGRAMS, Case, provoke
+from ddp_course.diagnose.error_texts import PROGRAMS, Case, provoke
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 RUNTIME = "RuntimeError('sample {} has no label')"  # the type of most that torch raises
 INSIDE = "dist.all_reduce('sample {}')"  # raised by torch, whose lines are in the traceback, but no echo

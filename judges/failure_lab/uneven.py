@@ -13,8 +13,8 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.compare import close, flat
-from ddp_course.grading.vocabulary.noted import Noted, numbered
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
+from ddp_course.grading.vocabulary.seen_samples import Noted, numbered
 
 BATCH, RATE = 3, 0.08
 

@@ -16,8 +16,8 @@ from torch import nn
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
-from ddp_course.grading.vocabulary.noted import Noted, numbered
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
+from ddp_course.grading.vocabulary.seen_samples import Noted, numbered
 
 BATCH, STEPS = 8, 12
 AWAY, FAR = 500.0, 2.0**60  # of targets: so losses differ by little; in float64, too, `FAR` less a prediction is `FAR`

@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 WAIT_S = 3.0  # for the disk, before a save that waits for it is believed
 HELD_S = 0.2  # for the first of several writes

@@ -13,7 +13,7 @@ from random import Random
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.compare import close
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 NEARLY = 1e-7  # ten thousand steps or one more, say, lose the same
 HOUR = 3600.0

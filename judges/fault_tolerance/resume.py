@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.compare import close
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.checkpointing.files import file_events, fresh_folder, other_writer, read
 
 ROWS = 4  # of a batch on one rank

@@ -29,7 +29,7 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault, FaultFound
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 INSIDE_S = 0.05  # after which the signal comes to a rank that waits
 MEET_S = 4.0  # for the other ranks to come to the next step, save or return

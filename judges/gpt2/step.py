@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.observe import Log
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 WIDTHS, ROWS, RATE = (5, 5, 5, 5, 5), 2, 0.5
 TOLERANCE = 1e-5  # clip_grad_norm_ adds 1e-6 to the norm

@@ -15,7 +15,7 @@ from random import Random
 import torch
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 MOST_NUMBERS = 10  # in a state
 BATCHES = 4  # in an epoch

@@ -14,7 +14,7 @@ from torch import nn
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.compare import same
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 TOLERANCE = 1e-5
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.observe import LETTERS, Log
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.gradient_bucketing.overlap import STUCK
 
 WIDTHS, ROWS = (6, 6, 6, 6, 6), 3

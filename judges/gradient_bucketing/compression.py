@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.compare import close, flat
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.gradient_bucketing.overlap import STUCK
 
 STEPS = 24

@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 STEPS, ROWS, RATE = 3, 4, 0.5
 THROUGH_S, FINISHED_S, LATE_S = 3.0, 0.2, 0.02

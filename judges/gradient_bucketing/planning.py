@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 AT_CAP = "each bucket closed at its cap"
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
-from ddp_course.grading.vocabulary.talks import talks
+from ddp_course.grading.vocabulary.communication import talks
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
 MANY_ROWS = 1600  # 20 bytes each, so rows on the way cannot be taken for counts; one rank's count passes a byte's 255

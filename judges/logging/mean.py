@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ddp_course.grading.differential import exercise, value
-from ddp_course.grading.vocabulary.play import Round, Seen
-from ddp_course.grading.vocabulary.talks import talks
+from ddp_course.grading.vocabulary.communication import talks
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 from judges.logging.shards import SAME, SKIPPED, losses, unequal
 
 MANY_ROWS = 600  # so many that rows on the way cannot be taken for sums

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ddp_course.grading.answer.limits import own_file
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.logging.shards import SAME, SKIPPED
 
 MOST_TALKS = 2  # for one line

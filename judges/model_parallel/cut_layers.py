@@ -20,7 +20,7 @@ from torch import nn
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import observe, tasks
-from ddp_course.grading.vocabulary.play import Note, Round
+from ddp_course.grading.vocabulary.rounds import Note, Round
 
 NAMES = ("first_weight", "first_bias", "second_weight", "second_bias")
 Case = tuple[tuple[int, int, int, int], int, float, bool]  # rows and widths, a seed, the second bias, is x data alone

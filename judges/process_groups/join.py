@@ -12,11 +12,11 @@ from random import Random
 
 import torch.distributed as dist
 
-from ddp_course.grading.answer import fences
+from ddp_course.grading.answer import forbidden
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise, value
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 MOST_TIMEOUT_S = 60.0
 LARGE = 10**8 + 1  # times a value: a whole number that float32 does not hold
@@ -37,7 +37,7 @@ def cases(rng: Random, folder: str) -> list[Round]:
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Call the function where no launcher's variables help; note its group, its collectives and its end."""
     (values, path), met_at_file, backends = case, [], set()
-    with fences.launcher_variables_hidden(), observe.Collectives() as seen:
+    with forbidden.launcher_variables_hidden(), observe.Collectives() as seen:
         seen.on_call = lambda: (
             met_at_file.append(os.path.exists(path) and os.path.getsize(path) > 0),
             backends.add(dist.get_backend()),

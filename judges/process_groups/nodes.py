@@ -11,10 +11,10 @@ import tempfile
 from random import Random
 from typing import NamedTuple
 
-from ddp_course.grading.answer import fences
+from ddp_course.grading.answer import forbidden
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise, value
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.process_groups.join import LARGE
 
 
@@ -46,7 +46,7 @@ def with_fractions(rng: Random, folder: str) -> list[Round]:
 
 def act(function, case: Case, rank: int, world_size: int) -> Note:
     """Note the result, and how many groups were made."""
-    with fences.same_groups_everywhere(rank, world_size, case.path) as made:
+    with forbidden.same_groups_everywhere(rank, world_size, case.path) as made:
         return Note(value=plain(function(rank, world_size, case.per_node, case.values[rank])), groups=len(made))
 
 

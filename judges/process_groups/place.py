@@ -13,7 +13,7 @@ from unittest import mock
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 DECOY = {"RANK": "997", "WORLD_SIZE": "998", "LOCAL_RANK": "997", "LOCAL_WORLD_SIZE": "998"}
 

@@ -14,7 +14,7 @@ from random import Random
 from ddp_course.grading.answer.limits import own_file
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import programs
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.checkpointing.files import file_events
 
 

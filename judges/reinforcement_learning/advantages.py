@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 STEPS, MANY = 9, 40  # rows of one game; in the case about talk, so many that rows cannot be taken for sums
 

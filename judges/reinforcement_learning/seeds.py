@@ -22,7 +22,7 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault
 from ddp_course.grading.vocabulary.compare import short
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 RUNS, RANKS, GAMES = 1000, 512, 1024  # the limits that the text states
 Study = tuple[int, list[int], list[int], int]  # world size, ranks, runs, games

@@ -16,7 +16,7 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.compare import flat
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # state, action, advantage
 LR, MOMENTUM, LOOSE = 0.3, 0.7, 1e9  # LOOSE: a norm that clips nothing

@@ -14,7 +14,7 @@ import torch
 
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.samplers.deal import REFUSED
 
 

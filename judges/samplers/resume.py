@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.samplers.deal import REFUSED, indices
 
 MOST_NUMBERS = 10  # in a state

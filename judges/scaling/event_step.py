@@ -13,7 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from ddp_course.grading.differential import exercise, value
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 
 class Case(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from random import Random
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 
 def cases(rng: Random) -> list[Round]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 Case = tuple[int, int, str, bool]  # the arguments
 

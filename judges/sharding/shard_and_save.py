@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 BLOCKS, RATE, MAX_NORM = 2, 0.05, 2.0
 SCALES = (0.1, 10.0, 0.1)  # of the targets, step by step: the gradients of the second step alone are clipped

@@ -18,7 +18,7 @@ from torch import nn
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import observe
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 STEPS, RATE = 3, 0.1
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")

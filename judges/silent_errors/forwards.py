@@ -13,7 +13,7 @@ from torch import nn
 
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 SAMPLES, WIDTH, RATE = 6, 4, 0.3  # samples of a rank's batch
 

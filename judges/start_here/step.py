@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.compare import close
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 COLUMNS = 5  # of inputs and targets
 

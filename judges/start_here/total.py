@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from ddp_course.grading.differential import exercise, value
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 
 def cases(rng: Random) -> list[Round]:

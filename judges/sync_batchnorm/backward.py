@@ -13,9 +13,9 @@ import torch
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.exercise import Fault, FaultFound
+from ddp_course.grading.vocabulary.communication import talks
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
-from ddp_course.grading.vocabulary.talks import talks
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.sync_batchnorm.rows import NOT_ACCEPTED, affine, batch, unequal
 
 EPS = 0.3  # large enough to be missed

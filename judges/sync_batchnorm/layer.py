@@ -12,10 +12,10 @@ from torch import nn
 
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
+from ddp_course.grading.vocabulary.communication import talks
 from ddp_course.grading.vocabulary.compare import same
 from ddp_course.grading.vocabulary.observe import Collectives
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
-from ddp_course.grading.vocabulary.talks import talks
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 from judges.sync_batchnorm.rows import NOT_ACCEPTED, affine, batch, unequal
 
 EPS, MOMENTUM = 0.3, 0.2  # far from the defaults, so that they cannot be left out

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round
+from ddp_course.grading.vocabulary.rounds import Round
 from judges.learners_tests import Trial, act, trials, verdict
 
 FINDS = {

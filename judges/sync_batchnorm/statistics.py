@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ddp_course.grading.differential import exercise
+from ddp_course.grading.vocabulary.communication import talks
 from ddp_course.grading.vocabulary.compare import same
-from ddp_course.grading.vocabulary.play import Round, Seen
-from ddp_course.grading.vocabulary.talks import talks
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 from judges.sync_batchnorm.rows import batch, unequal
 
 FAR_TOLERANCE = 0.01  # float32 at 10,000 has three digits after the point

@@ -13,7 +13,7 @@ import torch
 
 from ddp_course.grading.differential import exercise, value
 from ddp_course.grading.vocabulary import tasks
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 FEATURES = 4
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 HELD = {"sgd": 12, "momentum": 16, "adam": 20}  # bytes for each parameter
 

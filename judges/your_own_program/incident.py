@@ -19,7 +19,7 @@ from ddp_course.diagnose.drill import CHANNELS, drawn
 from ddp_course.diagnose.drill_job import happen
 from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 LEVEL = 9
 

@@ -10,7 +10,7 @@ import tempfile
 from random import Random
 
 from ddp_course.grading.differential import exercise
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 from judges.your_own_program.running import act, printed, saved, voices, writers
 
 STEPS = 10  # of an epoch

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from ddp_course.grading.vocabulary import programs
-from ddp_course.grading.vocabulary.play import Note, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Seen
 
 
 def act(function: Callable, case: tuple, rank: int, world_size: int) -> Note:

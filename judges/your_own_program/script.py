@@ -17,8 +17,8 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary import tasks
 from ddp_course.grading.vocabulary.compare import close
-from ddp_course.grading.vocabulary.noted import Noted, numbered
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
+from ddp_course.grading.vocabulary.seen_samples import Noted, numbered
 from judges.checkpointing.files import file_events, fresh_folder, other_writer, read
 
 BATCH, STEPS, EPOCHS, RATE = 4, 3, 3, 0.1  # rows of a batch, steps of an epoch

@@ -19,7 +19,7 @@ from ddp_course.grading.answer.isolated import plain
 from ddp_course.grading.differential import exercise
 from ddp_course.grading.vocabulary.compare import close, flat
 from ddp_course.grading.vocabulary.observe import Log
-from ddp_course.grading.vocabulary.play import Note, Round, Seen
+from ddp_course.grading.vocabulary.rounds import Note, Round, Seen
 
 FEATURES, HIDDEN, CLASSES = 12, 40, 5
 LR, STEPS = 0.12, 3

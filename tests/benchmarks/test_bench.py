@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import launch, measure
-from benchmarks.live_ways import check
 from benchmarks.measure import Plan, Result, Row, Target, attempt
 from benchmarks.run import BENCHMARKS
 
@@ -22,7 +21,7 @@ def planted() -> Result:
     rows = [
         Row("plain_spawn", "plain mp.spawn", 2, samples=[3.0, 1.0, 2.0]),
         Row("rank_pool_call", "RankPool.run", 2, samples=[0.004, 0.001, 0.002, 0.003]),
-        Row("apply_sync_call", "apply_sync", 2, missing="ipyparallel is not installed"),
+        Row("rank_pool_start", "RankPool start", 2, missing="there is no pool"),
         Row("launch_forkserver", "launch, forkserver, later", 2, failed="the call: RuntimeError: no"),
     ]
     return Result("planted", rows, launch.targets(rows), ["a note"], baseline="rank_pool_call")
@@ -46,27 +45,17 @@ def test_numbers_carry_their_unit(value, unit, text):
 
 def test_targets_hold_at_the_limit_and_say_when_nothing_was_measured():
     assert [Target("t", 2.0, m).holds for m in (1.9, 2.0, 2.1, None)] == [True, True, False, None]
-    pool, peer, plain, later = planted().targets
+    pool, plain, later = planted().targets
     assert (pool.measured, pool.holds) == (pytest.approx(0.0025), True)
-    assert (peer.measured, peer.holds) == (None, None)
     assert (plain.measured, plain.holds) == (pytest.approx(0.0025 / 2.0), True)
     assert later.holds is None
-
-
-def test_the_pool_is_held_against_the_quickest_call_of_the_peer():
-    rows = [Row("rank_pool_call", "pool", 2, samples=[1.0])]
-    rows += [Row(key, key, 2, samples=[s]) for key, s in zip(launch.PX, (9.0, 1.5, 4.0), strict=True)]
-    target = launch.targets(rows)[1]
-    assert "apply_sync" in target.what
-    assert target.measured == pytest.approx(1 / 1.5)
-    assert target.holds is False
 
 
 def test_the_table_shows_every_row_and_marks_what_is_missing_or_failed():
     lines = measure.table(planted()).splitlines()
     (plain,) = [line for line in lines if line.startswith("plain mp.spawn")]
     assert plain.split() == ["plain", "mp.spawn", "2", "2.00", "s", "1.50", "s", "to", "2.50", "s", "3", "800"]
-    assert any(line.startswith("apply_sync") and line.endswith("ipyparallel is not installed") for line in lines)
+    assert any(line.startswith("RankPool start") and line.endswith("there is no pool") for line in lines)
     assert any(line.startswith("launch, forkserver") and line.endswith("FAILED") for line in lines)
     assert lines[-2:] == ["a note", measure.WARNING]
     assert planted().failures == ["launch, forkserver, later, 2 ranks: the call: RuntimeError: no"]
@@ -79,9 +68,9 @@ def test_a_busy_machine_is_marked():
 
 
 def test_a_wrong_answer_of_the_ranks_is_an_error():
-    check([6.0, 6.0, 6.0], 3)
+    launch.check([6.0, 6.0, 6.0], 3)
     with pytest.raises(RuntimeError, match="expected .*6.0, 6.0, 6.0.* found .*6.0, 5.0, 6.0"):
-        check([6.0, 5.0, 6.0], 3)
+        launch.check([6.0, 5.0, 6.0], 3)
 
 
 def test_what_fails_is_noted_and_does_not_stop_the_rest():
@@ -97,15 +86,6 @@ def test_a_step_that_hangs_is_ended():
             pass
 
 
-def test_a_package_that_is_missing_is_said(monkeypatch):
-    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "ipyparallel" else object())
-    rows = launch.empty_rows(2)
-    missing = {row.key for row in rows if row.missing == "ipyparallel is not installed"}
-    assert missing == {"ipyparallel_start", *launch.PX}
-    opened = launch.open_way("ipyparallel", 2, {row.key: row for row in rows}, stack=None)
-    assert opened == {}
-
-
 def test_a_plan_wants_all_or_what_it_names():
     assert Plan().wants("anything")
     assert Plan(only=frozenset({"a"})).wants("a")
@@ -115,8 +95,7 @@ def test_a_plan_wants_all_or_what_it_names():
 @pytest.mark.parametrize(
     ("name", "key", "told"),
     [
-        ("launch", "pool", "launch has no row pool; choose from apply_sync_call, "),
-        ("collectives", "rings", "collectives has no row rings; choose from all_reduce_16MB, "),
+        ("launch", "pool", "launch has no row pool; choose from launch_forkserver, "),
         ("ddp", "buckets", "ddp has no row buckets; choose from bucketed_deep, "),
         ("sampler", "rate", "sampler has no row rate; choose from compatible_first_MB_1e7, "),
         ("simulation", "buckets", "simulation has no row buckets; their names hold one of mlp, conv, waits, sweep"),

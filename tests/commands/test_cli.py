@@ -15,7 +15,7 @@ import pytest
 
 from ddp_course import cli
 from ddp_course.commands import grade, lab
-from ddp_course.grading import places
+from ddp_course.grading import paths
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,7 +34,7 @@ def test_help_names_every_command_and_needs_no_torch(monkeypatch, capsys):
 def test_what_needs_no_torch_answers_at_once(argv):
     bare = [sys.executable, "-c", "pass"]
     told = [sys.executable, "-X", "importtime", "-m", "ddp_course.cli", *argv.split()]
-    said = subprocess.run(told, capture_output=True, text=True, timeout=60, cwd=places.CHECKOUT)
+    said = subprocess.run(told, capture_output=True, text=True, timeout=60, cwd=paths.CHECKOUT)
     assert said.stdout and "Traceback" not in said.stderr
     assert not re.search(r"\| +(torch|nbformat|numpy)$", said.stderr, re.MULTILINE)
     # 0.3 s of processor time where Python alone takes 0.025 s; with torch it was 3 s.
@@ -46,7 +46,7 @@ def processor_time(command: list[str]) -> float:
 
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, timeout=60, cwd=places.CHECKOUT)
+        subprocess.run(command, capture_output=True, timeout=60, cwd=paths.CHECKOUT)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -170,13 +170,13 @@ def test_formgrader_opens_where_the_gradebook_is(monkeypatch, tmp_path):
     command, folder, config = caught.value.args
     assert "--LabApp.default_url=/formgrader" in command and "--ip=127.0.0.1" in command
     assert (folder / "nbgrader_config.py").exists() and config is None
-    monkeypatch.setattr(lab, "course_source", lambda: places.INSTALLED)
+    monkeypatch.setattr(lab, "course_source", lambda: paths.INSTALLED)
     assert cli.main(["lab", "--formgrader"]) == 1  # a wheel has no gradebook
 
 
 def test_without_the_lessons_there_is_nothing_to_copy(monkeypatch, tmp_path, capsys):
     for name in ("CHECKOUT", "INSTALLED"):
-        monkeypatch.setattr(places, name, tmp_path)
+        monkeypatch.setattr(paths, name, tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["lab"]) == cli.main(["new", "copy"]) == 1
     assert capsys.readouterr().err.count("the course's notebooks are not here; go to a checkout of the course") == 2

@@ -9,7 +9,7 @@ from ddp_course.grading.answer.isolated import Answer, NotJudged
 from ddp_course.grading.checking import judged
 from ddp_course.grading.differential import HOLDS, exercise, value
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.play import Round, Seen
+from ddp_course.grading.vocabulary.rounds import Round, Seen
 
 SETUP = "import torch\nimport torch.distributed as dist"
 SOLUTION = """

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_course.grading import differential
 from ddp_course.grading.answer.isolated import Answer
-from ddp_course.grading.answer.kept import KEPT
+from ddp_course.grading.answer.worker_pool import KEPT
 from ddp_course.grading.checking import judged, told
 from ddp_course.grading.exercise import Exercise, Fault
 from ddp_course.grading.registry import LESSONS, exercises_of

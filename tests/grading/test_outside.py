@@ -12,7 +12,7 @@ import torch
 from ddp_course.grading.answer.isolated import NotJudged
 from ddp_course.grading.exercise import AnswerFailed, Fault
 from ddp_course.grading.registry import LESSONS, exercises_of, find_exercise
-from ddp_course.grading.sandbox import outside, wire
+from ddp_course.grading.sandbox import outside, protocol
 from ddp_course.grading.sandbox.boxed import CASES, cases_of
 from ddp_course.grading.sandbox.outside import NO_ANSWER, verdicts_on
 
@@ -53,7 +53,7 @@ def test_what_the_judge_asks_for_is_understood_where_no_judge_is(tmp_path):
 
 
 def told(reply: object, tmp_path) -> tuple[int, str]:
-    text = reply if isinstance(reply, str) else wire.written(reply)
+    text = reply if isinstance(reply, str) else protocol.written(reply)
     verdicts, said = verdicts_on("03.1", lambda request: text, "seed", tmp_path)
     return sum(verdict.points for verdict in verdicts), said
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_course.commands import release
 from ddp_course.commands.release import main
-from ddp_course.grading import places
+from ddp_course.grading import paths
 from ddp_course.grading.instructor.classroom import test_cell as name_of_test_cell
 from ddp_course.grading.instructor.release import released as generated
 from ddp_course.grading.registry import LESSONS, exercises_of
@@ -107,7 +107,7 @@ def test_outside_of_the_course_one_sentence_says_where_to_go(monkeypatch, capsys
 
 
 def test_without_nbgrader_one_sentence_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.setattr(places, "find_spec", lambda name: None)
+    monkeypatch.setattr(paths, "find_spec", lambda name: None)
     assert main(["--check", "--root", str(ROOT)]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "make env" in said and "ddp-course[instructor]" in said

@@ -7,7 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from ddp_course.commands import lab
-from ddp_course.grading import places
+from ddp_course.grading import paths
 from ddp_course.grading.learner.workspace import bring
 
 LESSON, EXERCISE = "notebooks/00_start_here.ipynb", "exercises/00_start_here/00_start_here.ipynb"
@@ -74,11 +74,11 @@ def test_what_was_deleted_or_came_later_is_there_again(course, tmp_path):
 
 def test_an_answer_in_the_copy_is_what_check_and_progress_look_at(course, tmp_path, monkeypatch):
     monkeypatch.chdir(course)
-    assert places.learners_root() == course
+    assert paths.learners_root() == course
     bring(course, course / "work")
-    assert places.learners_root() == course / "work"
+    assert paths.learners_root() == course / "work"
     monkeypatch.chdir(course / "work" / "exercises")
-    assert places.learners_root() == course / "work"
+    assert paths.learners_root() == course / "work"
 
 
 def test_lab_serves_the_copy_and_says_when_it_cannot_be_written(course, monkeypatch, capsys):

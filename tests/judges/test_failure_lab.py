@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ddp_course.diagnose.last_words import PROGRAMS, Case, provoke
+from ddp_course.diagnose.error_texts import PROGRAMS, Case, provoke
 from ddp_course.grading.source import function_of, solution_of
 from ddp_course.grading.vocabulary import tasks
 

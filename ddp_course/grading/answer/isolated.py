@@ -4,7 +4,7 @@ Always in other processes, with a time limit. What comes back is plain data, or 
 learner's terms what happened: their own traceback, the rank that died, the line where the ranks wait. After a hang
 nothing more is run, so a check ends in bounded time.
 
-Read next: `kept.py`, the processes; `fences.py`, what is refused; `vocabulary/observe.py`, what is noted.
+Read next: `worker_pool.py`, the processes; `forbidden.py`, what is refused; `vocabulary/observe.py`, what is noted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import cloudpickle
 import torch
 
-from ddp_course.grading.answer.fences import nobody_leaves_early, refused
-from ddp_course.grading.answer.kept import run_on_ranks
+from ddp_course.grading.answer.forbidden import nobody_leaves_early, refused
 from ddp_course.grading.answer.limits import LIMIT_S, patience
+from ddp_course.grading.answer.worker_pool import run_on_ranks
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
 from ddp_course.launcher import RankError, codes
 from ddp_course.launcher.packing import dumps

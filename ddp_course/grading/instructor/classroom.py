@@ -27,7 +27,7 @@ from nbformat import NotebookNode
 
 from ddp_course.grading.answer.execute import KERNEL_DIED, NOT_GRADED, NOT_JUDGED, NOT_RUN, TIMEOUT, cell_role
 from ddp_course.grading.instructor.restore import MOST_BYTES, read, restored, unreadable
-from ddp_course.grading.places import need_nbgrader
+from ddp_course.grading.paths import need_nbgrader
 from ddp_course.grading.registry import LESSONS, exercises_of, question_cell, test_cell
 
 MOST_LETTERS = 2000  # of a reason

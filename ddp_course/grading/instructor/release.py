@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ddp_course.grading.places import need_nbgrader
+from ddp_course.grading.paths import need_nbgrader
 from ddp_course.grading.registry import exercise_of
 
 # Those of nbgrader's GenerateAssignment that work without a database, in its order.

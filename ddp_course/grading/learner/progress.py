@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddp_course.grading import journal
 from ddp_course.grading.exercise import Exercise
-from ddp_course.grading.places import learners_root
+from ddp_course.grading.paths import learners_root
 from ddp_course.grading.registry import LESSONS, exercises_of
 
 FILE = ".progress.jsonl"

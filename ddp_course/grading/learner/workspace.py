@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-from ddp_course.grading.places import GIVEN
+from ddp_course.grading.paths import GIVEN
 
 NEWER = " (newer)"
 

@@ -1,5 +1,5 @@
 """How is a stranger's notebook graded safely? It runs in a box, the judge sits outside, plain data crosses the border.
 
 Read it in this order: `box.py` (the box), `boxed.py` (a notebook in it), `inside.py` (what happens in the box),
-`wire.py` (what crosses the border), `outside.py` (the judge).
+`protocol.py` (what crosses the border), `outside.py` (the judge).
 """

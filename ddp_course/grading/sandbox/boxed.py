@@ -33,7 +33,7 @@ from ddp_course.grading.exercise import AnswerFailed, Fault, summary
 from ddp_course.grading.registry import exercise_of
 from ddp_course.grading.sandbox.box import Box
 from ddp_course.grading.sandbox.outside import verdicts_on
-from ddp_course.grading.sandbox.wire import MOST_LETTERS
+from ddp_course.grading.sandbox.protocol import MOST_LETTERS
 
 ROUND_S = 200.0  # for one round of a check: ranks that start, and the answer's own limit
 MOST_OUTPUT = 200_000  # letters of a cell's output that are kept

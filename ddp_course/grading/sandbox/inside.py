@@ -16,13 +16,13 @@ import cloudpickle
 
 from ddp_course.grading.answer.isolated import Answer, NotJudged
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault
-from ddp_course.grading.sandbox import wire
+from ddp_course.grading.sandbox import protocol
 
 
 def serve(asked: str, told: str, cells: dict[str, Any]) -> None:
     """Do what the file `asked` asks for, with the functions among `cells`, and write the file `told`."""
     request = cloudpickle.loads(Path(asked).read_bytes())
-    Path(told).write_text(wire.written(_reply(cells=cells, **request)))
+    Path(told).write_text(protocol.written(_reply(cells=cells, **request)))
 
 
 def _reply(
@@ -46,5 +46,5 @@ def _reply(
         return {"fault": failed.fault, "printed": printed}
     except NotJudged as error:
         return {"not_judged": str(error), "printed": printed}
-    except wire.NotPlain as error:
+    except protocol.NotPlain as error:
         return {"fault": Fault("plain values", str(error)), "printed": printed}

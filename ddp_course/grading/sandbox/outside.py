@@ -4,7 +4,7 @@ The judge sends each round of a check into the box and gets data back. Expected 
 cases on this side; of the answer's process nothing is believed but what it returned. So a learner can lie about what a
 rank did, but must bring the right results, and has not seen what they are compared with.
 
-Read next: `wire.py`, in which form results come; `box.py`; `../differential.py`, what is expected of them.
+Read next: `protocol.py`, in which form results come; `box.py`; `../differential.py`, what is expected of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddp_course.grading.answer.limits import LIMIT_S
 from ddp_course.grading.checking import judged, told
 from ddp_course.grading.exercise import AnswerFailed, Exercise, Fault, Verdict
 from ddp_course.grading.registry import find_exercise, judges
-from ddp_course.grading.sandbox import wire
+from ddp_course.grading.sandbox import protocol
 
 MOST_LETTERS = 4000  # of a text that a learner reads
 NO_ANSWER = "what came back is nothing that ranks return"
@@ -62,14 +62,14 @@ class DistantAnswer:
 def _form(text: str, world_size: int) -> dict[str, Any]:
     """Return a reply that has the form of one, or raise AnswerFailed."""
     try:
-        reply = wire.read(text)
+        reply = protocol.read(text)
         assert set(reply) in ({"results", "printed"}, {"fault", "printed"}, {"not_judged", "printed"})
         assert all(isinstance(line, str) for line in reply["printed"])
         assert isinstance(reply.get("fault", Fault()), Fault) and isinstance(reply.get("not_judged", ""), str)
         ranks = reply.get("results", [[]] * world_size)
         assert isinstance(ranks, list) and len(ranks) == world_size
         assert all(isinstance(note, dict) and isinstance(note["calls"], list) for notes in ranks for note in notes)
-    except (wire.NotPlain, AssertionError, TypeError, KeyError) as error:
+    except (protocol.NotPlain, AssertionError, TypeError, KeyError) as error:
         raise AnswerFailed(
             Fault("the results of the ranks", f"{type(error).__name__}: {error}", cause=NO_ANSWER)
         ) from None

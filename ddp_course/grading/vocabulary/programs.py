@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ddp_course.grading.exercise import Fault, FaultFound
-from ddp_course.grading.vocabulary.play import Note
+from ddp_course.grading.vocabulary.rounds import Note
 
 STORE = {"MASTER_ADDR": "node0", "MASTER_PORT": "41773"}  # where torchrun's would be
 ELSEWHERE = (

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import RankPool
-from ddp_course.grading.answer.harm import looked_after
 from ddp_course.grading.answer.isolated import Answer
-from ddp_course.grading.answer.kept import KEPT
+from ddp_course.grading.answer.process_changes import looked_after
+from ddp_course.grading.answer.worker_pool import KEPT
 from ddp_course.grading.exercise import AnswerFailed
 from ddp_course.grading.registry import find_exercise
 
@@ -131,7 +131,7 @@ def test_what_an_answer_prints_comes_from_kept_ranks_too():
 
 
 def test_few_ranks_wait_at_a_time(monkeypatch):
-    monkeypatch.setattr("ddp_course.grading.answer.kept.MOST_RANKS", 3)
+    monkeypatch.setattr("ddp_course.grading.answer.worker_pool.MOST_RANKS", 3)
     for world_size in (2, 1):
         for init in (True, False):
             Answer(lambda: None, find_exercise("03.1")).run(call, world_size, init=init)

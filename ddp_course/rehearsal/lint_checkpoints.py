@@ -1,6 +1,6 @@
 """Rules: does a rank load what another has finished saving?
 
-Read next: `text_of_starts.py`.
+Read next: `lint_startup.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_course.grading.differential import HOLDS
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.vocabulary.play import Seen
+from ddp_course.grading.vocabulary.rounds import Seen
 
 NEVER = "the ranks never talked, so no rank can know what the others hold"
 OFTEN = "each collective has a price of its own; put the numbers into one tensor (objects make two)"

@@ -1,6 +1,6 @@
 """Questions to a run: which rows do the ranks train and evaluate on?
 
-Read next: `run_of_weights.py`.
+Read next: `rehearse_weights.py`.
 """
 
 from __future__ import annotations

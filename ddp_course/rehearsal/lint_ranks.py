@@ -1,6 +1,6 @@
 """Rules: who saves, writes, prints and communicates?
 
-Read next: `text_of_saves.py`.
+Read next: `lint_checkpoints.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddp_course.grading.exercise import Fault
-from ddp_course.grading.sandbox.wire import NotPlain, read, written
+from ddp_course.grading.sandbox.protocol import NotPlain, read, written
 from ddp_course.grading.vocabulary.observe import Call
 
 VALUES = [

@@ -1,6 +1,6 @@
 """What do the course's notebooks give for an exercise: its hint, its empty answer, its solution?
 
-Read next: `places.py`, where they lie.
+Read next: `paths.py`, where they lie.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from ddp_course.grading.places import course_source, learners_root
+from ddp_course.grading.paths import course_source, learners_root
 from ddp_course.grading.registry import LESSONS, answer_cell, find_exercise, notebook_of
 
 _HINT = re.compile(r"<summary>Hint</summary>\s*(.*?)\s*</details>", re.DOTALL)

@@ -1,6 +1,6 @@
 """Which rows does a rank's program read, in which order, and how long does it wait for them?
 
-Read next: `run_of_rows.py`, which reads these notes of all ranks.
+Read next: `rehearse_sampling.py`, which reads these notes of all ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules: which rows do ranks read, in which order, and how are means taken over them?
 
-Read next: `text_of_models.py`.
+Read next: `lint_replicas.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections import defaultdict
 from ddp_course.rehearsal.finding import LOOK, Finding
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
 from ddp_course.rehearsal.parsed import last_name
-from ddp_course.rehearsal.run_of_weights import EQUAL, equal_at_the_end, same, states
+from ddp_course.rehearsal.rehearse_weights import EQUAL, equal_at_the_end, same, states
 from ddp_course.rehearsal.sketches import alike
 from ddp_course.rehearsal.source import Source
 

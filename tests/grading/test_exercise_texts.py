@@ -7,7 +7,7 @@ import pytest
 
 from ddp_course import cli
 from ddp_course.grading.learner.workspace import bring
-from ddp_course.grading.places import CHECKOUT
+from ddp_course.grading.paths import CHECKOUT
 from ddp_course.grading.registry import LESSONS, exercises_of
 
 

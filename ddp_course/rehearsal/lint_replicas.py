@@ -1,6 +1,6 @@
 """Rules: what is wrong with replicas, and with what is saved of them?
 
-Read next: `text_of_starts.py`.
+Read next: `lint_startup.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ whether anything has changed for good; then, and where a rank died or waits in a
 so that no answer finds what another one left. The clock of a run starts when all ranks are up and have imported the
 judge.
 
-Read next: `harm.py`, what is looked at.
+Read next: `process_changes.py`, what is looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing import util
 from typing import Any
 from unittest import mock
 
-from ddp_course.grading.answer import harm
+from ddp_course.grading.answer import process_changes
 from ddp_course.grading.answer.limits import patience
 from ddp_course.launcher import RankError, RankPool
 
@@ -87,12 +87,12 @@ def run_on_ranks(fn: Callable, world_size: int, call: tuple, *, init: bool, limi
     pool = KEPT.take(world_size, init, call, fresh)
     harms = [["failed"]]
     try:
-        results, harms = zip(*pool.run(harm.looked_after, (fn, call, init), limit_s=limit_s), strict=True)
+        results, harms = zip(*pool.run(process_changes.looked_after, (fn, call, init), limit_s=limit_s), strict=True)
         return list(results)
     except RankError:
         if pool.alive and not fresh:  # all ranks have raised, and are in step
             with suppress(RankError):
-                harms = pool.run(harm.changed, limit_s=limit_s)
+                harms = pool.run(process_changes.changed, limit_s=limit_s)
         raise
     finally:
         if fresh or any(harms):

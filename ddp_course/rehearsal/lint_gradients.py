@@ -1,6 +1,6 @@
 """Rules: do the ranks' weights begin alike, and do their gradients meet?
 
-Read next: `text_of_models.py`.
+Read next: `lint_replicas.py`.
 """
 
 from __future__ import annotations

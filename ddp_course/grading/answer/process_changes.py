@@ -6,7 +6,7 @@ replaced. What differs afterwards is the harm, by name. What can be made as it w
 and garbage.
 
 Left out on purpose: what only an answer that looks for it could find, such as a file left open.
-Read next: `kept.py`, which throws harmed ranks away.
+Read next: `worker_pool.py`, which throws harmed ranks away.
 """
 
 from __future__ import annotations

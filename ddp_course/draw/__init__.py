@@ -14,13 +14,12 @@ from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
-from ddp_course.draw.owners import owners
 from ddp_course.draw.ranks import all_reduce, collective_calls
 from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 from ddp_course.draw.replays import Replay, replay
 from ddp_course.draw.replicas import conditions
 from ddp_course.draw.sampling import dealt
-from ddp_course.draw.sharding import gathered_layers
+from ddp_course.draw.sharding import gathered_layers, owners
 from ddp_course.draw.statistics import backward_sums
 from ddp_course.draw.style import rank_colour
 from ddp_course.draw.timelines import timeline

@@ -8,6 +8,7 @@ leaves to the real Python. It runs with `-IS` and imports nothing that takes tim
 import array
 import marshal
 import os
+import select
 import signal
 import socket
 import sys
@@ -84,9 +85,17 @@ def main() -> None:
 
     for number in FORWARDED:
         signal.signal(number, forward)
+    wake, woken = socket.socketpair()  # a signal that comes just before a wait must end it, too
+    woken.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno())
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in numbers:
         os.close(number)  # whoever reads from the program sees it end
+    waiting = select.poll()
+    for source in (server, wake):
+        waiting.register(source, select.POLLIN)
+    while server.fileno() not in dict(waiting.poll()):
+        wake.recv(4096)
     answer = server.recv(4)
     status = int.from_bytes(answer, "big", signed=True) if answer else 1
     if status < 0:

@@ -74,11 +74,15 @@ def serve(folder: Path) -> Callable[[], None]:
                     except (OSError, EOFError):  # it was killed meanwhile
                         asking.close()
                         continue
-                    if not (pid := os.fork()):
+                    # torch starts a thread in a fork, which must not take a signal: the main thread might not see it.
+                    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                    pid = os.fork()
+                    if not pid:
                         signal.set_wakeup_fd(-1)
                         for ours in (*forks.values(), wake, woken, listening, asking, ready):
                             ours.close()  # now: later, their numbers are the program's
                         return become(files, *request)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     for file in files:
                         os.close(file)
                     with suppress(OSError):  # it was killed meanwhile: the next round sees that
@@ -143,13 +147,13 @@ def become(
     os.environ.update({"PYTHON_EXEC": os.fsdecode(spawn.get_executable())} | environ)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     tempfile.tempdir = None
     random.seed()
     sys.modules["numpy"].random.seed()
     torch = sys.modules["torch"]
     torch.default_generator.seed()
     torch.set_num_threads(min(int(environ.get("OMP_NUM_THREADS", HIGH)), torch.get_num_threads()))
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # after the threads that torch starts
 
     unbuffered = "-u" in command[:2]
     command = [word for word in command[:2] if word not in ("-u", "-Xfrozen_modules=off")] + command[2:]

@@ -1,4 +1,4 @@
-"""A DDP of its own with buckets and no_sync, compared with torch's DDP and one process.
+"""A DDP of our own with buckets and no_sync, compared with torch's DDP and one process.
 
 torchrun --standalone --nproc-per-node 2 bucketed_ddp.py
 """

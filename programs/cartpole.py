@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import logsigmoid
 
-# One step later a reward weighs GAMMA, and a surprise GAMMA * LAMBDA.
+# For `advantages`: one step later a reward weighs GAMMA, a surprise GAMMA * LAMBDA.
 GAMMA, LAMBDA = 0.98, 0.8
 
 
@@ -31,6 +31,7 @@ class ActorCritic(nn.Module):
 
 
 def log_prob(logit, action):
+    # The probability of a push to the left is 1 - sigmoid(logit) = sigmoid(-logit).
     return logsigmoid(torch.where(action, logit, -logit))
 
 
@@ -75,6 +76,9 @@ def play(model, games, steps, seeds, returns):
         yield *map(torch.stack, zip(*rows, strict=True)), last
 
 
+# From here on: explained later in the lesson.
+
+
 def advantages(value, last, reward, terminated, truncated):
     """How much better each action was than the critic expected, (T, N)."""
     following = torch.cat([value[1:], last[None]])
@@ -88,7 +92,7 @@ def advantages(value, last, reward, terminated, truncated):
 
 def evaluate(model, episodes, rank, world_size):
     """Mean return of test episodes, each counted once: the ranks share them."""
-    mine = len(range(rank, episodes, world_size))
+    mine = len(range(rank, episodes, world_size))  # one game for each of its episodes
     env, total = make_env(mine), torch.zeros((), dtype=torch.float64)
     # Test games: the same in each run with as many ranks.
     state, _ = env.reset(seed=1_000_000 + rank)

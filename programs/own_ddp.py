@@ -1,4 +1,4 @@
-"""A DDP of its own, compared with torch's DDP and with one process on whole batches.
+"""A DDP of our own, compared with torch's DDP and with one process on whole batches.
 
 torchrun --standalone --nproc-per-node 2 own_ddp.py
 """
@@ -94,7 +94,7 @@ def main():
         "torch's DDP": train(ddp, x, y, rank, world_size),
     }
     for name, (loss, weights) in runs.items():
-        ends = torch.stack([weights, -weights])  # the maximum of -w: minus the lowest
+        ends = torch.stack([weights, -weights])  # maxima: highest, minus lowest
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         apart = ends.sum(dim=0).max().item()
         if rank == 0:

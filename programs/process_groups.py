@@ -33,7 +33,7 @@ def set_up():
         device_id=device if cuda else None,
         timeout=TIMEOUT,
     )
-    shape = (dist.get_world_size() // per_node, per_node)  # nodes, ranks of a node
+    shape = (dist.get_world_size() // per_node, per_node)  # nodes, ranks of each
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("node", "local"))
     for name in mesh.mesh_dim_names:
         dist.set_timeout(TIMEOUT, mesh.get_group(name))  # subgroups do not inherit it

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 sync_batchnorm.py
     torchrun --standalone --nproc-per-node 2 sync_batchnorm.py --statistics rank
 
-Statistics of all ranks, or of the ranks of a node, or of each rank alone.
+Statistics of all ranks, which is the default, or of the ranks of a node, or of each
+rank alone, which then needs two images.
 """
 
 import argparse

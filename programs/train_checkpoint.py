@@ -65,7 +65,7 @@ if found[0]:
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
     start = state["epoch"]
-    if len(state["rng_states"]) == world_size:  # another number: as in epoch 0
+    if len(state["rng_states"]) == world_size:  # else the seed above stays
         torch.set_rng_state(state["rng_states"][rank]["cpu"])
         if cuda:
             torch.cuda.set_rng_state(state["rng_states"][rank]["cuda"])
@@ -98,5 +98,5 @@ for epoch in range(start, EPOCHS):
         save(state, path)
         print(f"epoch {epoch}: loss {total.item() / len(digits):.4f}", flush=True)
 
-dist.barrier()  # gloo may still be using a tensor: leave together
+dist.barrier()  # no rank leaves while another still communicates with it
 dist.destroy_process_group()

@@ -22,9 +22,9 @@ from torch.distributed.tensor import parallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 GLOBAL_BATCH, EPOCHS = 48, 2  # the batch is that of all ranks together
-# RowwiseParallel returns a view, and FSDP warns of in-place operations on it.
+# Harmless here: FSDP warns of in-place operations on a view, but there are none.
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")
-# It also says that a norm is summed over one dimension of the mesh after the other.
+# Harmless, too: it says that a norm is summed over one dimension after the other.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 

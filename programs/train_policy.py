@@ -41,7 +41,7 @@ def main():
         mean, squares = sums[1:] / sums[0]
         advantage = (advantage - mean) / (squares - mean**2).sqrt()
         share = world_size / sums[0].item()  # DDP divides by ranks, not by samples
-        left = 1 - turn / TURNS  # falls to 0: the last turns change little
+        left = 1 - turn / TURNS  # falls towards 0: the last turns change little
         clip, optimizer.param_groups[0]["lr"] = CLIP * left, RATE * left
         for _ in range(PASSES):  # learn
             logit, value = replica(state)

@@ -44,7 +44,7 @@ replica = DistributedDataParallel(model, device_ids=[device] if cuda else None)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 last = EPOCHS * steps_per_epoch
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=last)
-torch.manual_seed(100 + rank)  # own dropout for each rank; mix seeds as in lesson 11
+torch.manual_seed(100 + rank)  # own dropout for each rank; lesson 11: better seeds
 stateful = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 generators = [torch, torch.cuda] if cuda else [torch]  # each has get_rng_state
 path = Path(sys.argv[1])  # on several nodes: in a folder that all of them see
@@ -66,7 +66,7 @@ signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
 step, found = 0, [path.exists()]
 dist.broadcast_object_list(found, src=0)  # rank 0 decides for all ranks
 if found[0]:
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = torch.load(path, map_location="cpu", weights_only=True)  # on each rank
     for name, part in stateful.items():
         part.load_state_dict(state[name])
     step = state["step"]

@@ -57,9 +57,9 @@ def train(device, last_step):
         raise ValueError(f"{world_size} ranks can't share {GLOBAL_BATCH} images evenly")
     pixels, labels = load_digits(return_X_y=True)
     digits = TensorDataset(torch.tensor(pixels / 16).float(), torch.tensor(labels))
-    images = Subset(digits, range(1440))
+    images = Subset(digits, range(1440))  # the first 1440 of the digits
     sampler, batch = ResumableSampler(images, seed=0), GLOBAL_BATCH // world_size
-    loader = DataLoader(images, batch, sampler=sampler, drop_last=True)
+    loader = DataLoader(images, batch, sampler=sampler, drop_last=True)  # full batches
     mine = Subset(digits, range(1440 + rank, 1797, world_size))  # each image once
 
     torch.manual_seed(0)  # repeatable; DDP sends rank 0's weights to all

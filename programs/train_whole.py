@@ -79,7 +79,7 @@ def train(device, cuda, options):
             sums[0] += loss.detach() * len(y)
             sums[1] += len(y)
             if rate.last_epoch == options.stop:  # a scheduler calls its steps epochs
-                return
+                return  # without saving
         model.eval()
         with torch.no_grad():
             for x, y in test_loader:  # no collective: shards may differ by one image
@@ -89,7 +89,7 @@ def train(device, cuda, options):
         if rank == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(state | {"rate": rate.state_dict(), "epoch": epoch + 1}, "run.pt")
-            loss, right = (sums[::2] / sums[1::2]).tolist()  # each sum by its n
+            loss, right = (sums[::2] / sums[1::2]).tolist()  # loss / n, right / n
             print(f"epoch {epoch}: loss {loss:.4f}, right {right:.4f}, norm {norm:.2f}")
 
 

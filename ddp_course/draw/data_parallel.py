@@ -49,8 +49,8 @@ def shard_gradients(
     agrees = abs(mean - whole) <= 1e-12
     verdict = ": the batch's gradient" if agrees else f", but the batch has {whole:.5f}"
     box(ax, left, 0.33, span, 0.42, f"{mean:.5f}{verdict}", ink=INK if agrees else ALARM, bold=True)
-    how = "Weighted by samples" if weighted else "With equal weights"
-    finding(ax, f"{how}, the mean of the shards' gradients is {'' if agrees else 'not '}the gradient of the batch")
+    how = "Shards weighted by samples" if weighted else "Shards that count alike"
+    finding(ax, f"{how}: the mean of their gradients is {'' if agrees else 'not '}the gradient of the batch")
     return figure
 
 

@@ -27,7 +27,7 @@ def gpt_block() -> Figure:
     box(ax, 1.6, 0.1, 4.8, 2.1, colour=FAINT, fill=False)
     label(ax, 4.0, 2.03, "a block; the next one begins where it ends", size=SMALL, ink=MUTED)
     arrow(ax, (1.4, 0.6), (6.6, 0.6), colour=INK)
-    parts = (("norm, attention:\na position and those before", 0), ("norm, MLP:\neach position alone", 4))
+    parts = (("norm, attention: queries,\nkeys and values so far", 0), ("norm, MLP:\neach position alone", 4))
     for (text, colour), x in zip(parts, (1.75, 4.1), strict=True):
         box(ax, x, 1.2, 2.1, 0.62, text, colour=RANK_COLOURS[colour], size=SMALL)
         arrow(ax, (x + 0.2, 0.62), (x + 0.2, 1.18), colour=RANK_COLOURS[colour])
@@ -63,7 +63,8 @@ def dealt_windows(order: Sequence[int], world_size: int, local_batch: int, posit
     for rank in range(world_size):
         box(ax, LEFT + rank, 0.1, 0.2, 0.2, colour=rank_colour(rank))
         label(ax, LEFT + rank + 0.28, 0.2, f"rank {rank}", align="left", size=SMALL)
-    label(ax, LEFT + world_size + 0.1, 0.2, "filled: read; grey: left out", align="left", size=SMALL, ink=MUTED)
+    key = "filled: read; white: later; grey: left out"
+    label(ax, LEFT + world_size + 0.1, 0.2, key, align="left", size=SMALL, ink=MUTED)
     finding(ax, f"{world_size} ranks take turns in one shuffled order, so one position says what has been read")
     return figure
 

@@ -136,15 +136,14 @@ def lost_time(intervals: Sequence[float], saving: Sequence[float], repeating: Se
     note(ax, best, max(total) * 1.3, f"Young: {best:.1f} min")
     name_axes(ax, "minutes between two saves", "time lost / time of training")
     legend(ax, loc="lower left")
-    headline(ax, f"Least is lost, {min(total):.1%}, at about {best:.0f} minutes between two saves")
+    headline(ax, f"Least is lost, {min(total):.1%} by both, at about {best:.0f} minutes between two saves")
     return figure
 
 
 def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> Figure:
     """The nodes of an elastic job: on each an agent and its ranks; the agents meet at one store, which is on node 0.
 
-    A node that is `dead` has the colour of an alarm, and the ranks of the others are numbered without it. The title's
-    seconds are torchrun's defaults: 15 until a node counts as dead, 30 in which others may still join.
+    A node that is `dead` has the colour of an alarm, and the ranks of the others are numbered without it.
 
     Raises:
         ValueError: node 0 is `dead`; with its store the whole job ends.
@@ -175,7 +174,7 @@ def agents(nodes: int = 2, ranks_per_node: int = 2, dead: int | None = None) -> 
     if dead is None:
         finding(ax, "The agents meet at one store, and each starts and watches its node's ranks")
     else:
-        finding(ax, f"Node {dead} is gone: after 15 s + 30 s a round with {first_rank} ranks begins")
+        finding(ax, f"Node {dead} is gone: the others begin a round with {first_rank} ranks")
     return figure
 
 

@@ -109,7 +109,7 @@ TWO = (
 )
 
 COMPARING = exercise(
-    *("13.2", "Write the check (stretch)", "compare_ranks", 25),
+    *("13.2", "Write the check", "compare_ranks", 25),
     cases=cases,
     act=act,
     mistakes=MISTAKES,

@@ -72,6 +72,9 @@ divided by the ranks | equal unequal empty ranks | divided by the number of rank
     flat / rows => flat / world_size
 .grad is not cleared | equal unequal empty ranks | the first call's gradient is still in .grad, and backward adds to it
     model.zero_grad() => pass
+every prediction beside every target | equal unequal empty ranks
+| (rows, 1) less (rows,) is (rows, rows): give predictions and targets one shape
+    (model(x) - y) => (model(x) - y.flatten())
 no rows count as one | empty | a rank without rows adds none to the number of rows
     float(len(x)) => float(max(1, len(x)))
 sorted by name | equal unequal empty ranks | all parameters strung together in the order of model.parameters()

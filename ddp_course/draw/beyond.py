@@ -6,7 +6,7 @@ Read next: lesson 17, notebooks/17_sharding.ipynb.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 
 from matplotlib.axes import Axes
@@ -94,46 +94,34 @@ def _held(strategy: str, kind: str, layer: int, part: int) -> bool:
     return strategy == "DDP" or part == 0
 
 
-def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]], parameters: int = 0, title: str = "") -> Figure:
+def live_bytes(histories: Mapping[str, Sequence[tuple[str, int]]], parameters: int, title: str) -> Figure:
     """The bytes alive after each operation of one step, one panel for each strategy, with the phases named.
 
     Args:
         histories: for each name, phase and bytes after each operation, as `LiveBytes.history` has them.
-        parameters: how many the model has; the axis then has bytes for each of them, else MB.
-        title: what is to be seen; without it, in which phase memory is fullest.
+        parameters: how many the model has; the axis has bytes for each of them.
+        title: what is to be seen.
     """
-    size = parameters or SIZES["MB"]
     figure = page(2.85)
     panels = figure.subplots(1, len(histories), sharey=True, squeeze=False)[0]
-    top = max(count for history in histories.values() for _, count in history) / size
+    top = max(count for history in histories.values() for _, count in history) / parameters
     for ax, (name, history) in zip(panels, histories.items(), strict=True):
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(colors=MUTED, labelsize=SMALL)
-        places, alive = range(len(history)), [count / size for _, count in history]
+        places, alive = range(len(history)), [count / parameters for _, count in history]
         ax.fill_between(places, alive, step="post", color=FAINT)
         ax.step(places, alive, where="post", color=INK, lw=1)
         _phases(ax, [phase for phase, _ in history], top)
         fullest = alive.index(max(alive))
         ax.plot(fullest, alive[fullest], "o", ms=4.5, color=ALARM)
-        most = f"{alive[fullest]:.0f}" if parameters else f"{alive[fullest]:.0f} MB"
-        ax.text(fullest + 0.025 * len(alive), 1.02 * alive[fullest], most, fontsize=SMALL, color=ALARM)
+        ax.text(
+            fullest + 0.025 * len(alive), 1.02 * alive[fullest], f"{alive[fullest]:.0f}", fontsize=SMALL, color=ALARM
+        )
         ax.set(xlim=(0, len(history)), ylim=(0, top * 1.22), xticks=[])
         ax.set_xlabel(f"operations of one step: {name}", fontsize=SMALL)
-    panels[0].set_ylabel("bytes alive per parameter" if parameters else "MB alive", fontsize=LABEL)
-    text = title or f"Memory is fullest {_when_fullest(histories.values())}"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
+    panels[0].set_ylabel("bytes alive per parameter", fontsize=LABEL)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=HEADING, color=INK, weight="bold")
     return figure
-
-
-def _when_fullest(histories: Iterable[Sequence[tuple[str, int]]]) -> str:
-    """Say in which phase the peaks are; near the border of forward and backward, say that."""
-    when = []
-    for history in histories:
-        fullest = max(range(len(history)), key=lambda at: history[at][1])
-        turn = max((at for at, (phase, _) in enumerate(history) if phase == "forward"), default=-len(history))
-        near = abs(fullest - turn) <= 0.12 * len(history) and history[fullest][0] in ("forward", "backward")
-        when.append("near the turn from forward to backward" if near else f"in {PHASES[history[fullest][0]]}")
-    return " or ".join(dict.fromkeys(when))
 
 
 def _phases(ax: Axes, phases: Sequence[str], top: float) -> None:

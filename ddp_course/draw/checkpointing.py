@@ -19,16 +19,13 @@ OUTCOMES = {"old": ("the old checkpoint", OLD), "new": ("the new one", NEW), "to
 MARKS = {"old": "o", "new": "s", "torn": "X"}
 
 
-def write_kills(
-    plain: Sequence[tuple[float, str]], sealed: Sequence[tuple[float, str]], name: str = "last.pt"
-) -> Figure:
+def write_kills(plain: Sequence[tuple[float, str]], sealed: Sequence[tuple[float, str]]) -> Figure:
     """The life of a write twice, with a mark where each kill fell, in the shape of what could be loaded afterwards.
 
     Args:
         plain: for each kill of a `torch.save` to the final name, how many of its steps were done, and the outcome:
             "old", "new" or "torn". It has one step, so 0.25 is a quarter of the bytes.
         sealed: the same of a write to another name: the write, fsync, rename and fsync are its four steps.
-        name: the final name.
     """
     figure, ax = canvas(4.1)
     shown = [outcome for outcome in OUTCOMES if any(outcome == found for _, found in [*plain, *sealed])]
@@ -37,8 +34,8 @@ def write_kills(
         x = 3.1 + 1.75 * place
         ax.plot(x, 3.86, MARKS[outcome], color=OUTCOMES[outcome][1], markersize=8)
         label(ax, x + 0.15, 3.86, OUTCOMES[outcome][0], align="left")
-    _life(ax, 2.15, "torch.save to the final name", [(f"write into {name}", 1.0)], plain)
-    steps = [(f"write into .{name}.unfinished", 0.64), ("fsync", 0.12), ("rename", 0.12), ("fsync", 0.12)]
+    _life(ax, 2.15, "torch.save to the final name", [("write into last.pt", 1.0)], plain)
+    steps = [("write into .last.pt.unfinished", 0.64), ("fsync", 0.12), ("rename", 0.12), ("fsync", 0.12)]
     _life(ax, 0.3, "to another name, then rename", steps, sealed)
     finding(ax, "A kill tears only the file that is being written")
     ax.says = f"torch.save to the final name: {_counted(plain)}. To another name, then rename: {_counted(sealed)}."

@@ -15,31 +15,28 @@ from ddp_course.draw.shapes import arrow, box, canvas, finding, label
 from ddp_course.draw.style import ALARM, HEADING, INK, MUTED, SMALL, WIDTH, rank_colour, tint
 
 
-def mean_weights(means: Sequence[float], rows: Sequence[int], *, part: str = "batch", rank: int = 0) -> Figure:
+def mean_weights(means: Sequence[float], rows: Sequence[int]) -> Figure:
     """The same parts twice: as wide as their rows, and all equally wide, which is what a mean of means does.
 
-    The height of a part is its mean, so in the left panel its area is its sum. `part` is what a part is called, and
-    `rank` whose colour the parts have.
+    The height of a part is its mean, so in the left panel its area is its sum.
     """
     figure = page(3.2)
     left, right = figure.subplots(1, 2, sharey=True)
     mean = sum(m * n for m, n in zip(means, rows, strict=True)) / sum(rows)
     mean_of_means = sum(means) / len(means)
-    _bars(left, means, rows, rank, f"by samples: {mean:.4f}", INK, mean)
-    _bars(right, means, [1] * len(means), rank, f"mean of means: {mean_of_means:.4f}", ALARM, mean_of_means)
-    name_axes(left, f"{sum(rows)} samples (width of a {part}: its samples)", f"mean loss of a {part}")
-    name_axes(right, f"{part} (all equally wide)")
+    _bars(left, means, rows, f"by samples: {mean:.4f}", INK, mean)
+    _bars(right, means, [1] * len(means), f"mean of means: {mean_of_means:.4f}", ALARM, mean_of_means)
+    name_axes(left, f"{sum(rows)} samples (width of a batch: its samples)", "mean loss of a batch")
+    name_axes(right, "batch (all equally wide)")
     names = [str(number) for number in range(1, len(rows) + 1)]
     names[-1] += f"\n{rows[-1]} sample{'s' * (rows[-1] > 1)}"
     right.set_xticks([place + 0.5 for place in range(len(rows))], names)
     return figure
 
 
-def _bars(
-    ax: Axes, heights: Sequence[float], widths: Sequence[float], rank: int, title: str, ink: str, level: float
-) -> None:
+def _bars(ax: Axes, heights: Sequence[float], widths: Sequence[float], title: str, ink: str, level: float) -> None:
     starts = [sum(widths[:i]) for i in range(len(widths))]
-    colour = rank_colour(rank)
+    colour = rank_colour(0)
     ax.bar(starts, heights, widths, align="edge", color=tint(colour, 0.3), edgecolor=colour, linewidth=0.9)
     ax.axhline(level, color=ink, linewidth=2.2, linestyle="--")
     ax.set_title(title, color=ink, fontsize=HEADING)
@@ -81,11 +78,11 @@ def sums_and_counts(sums: Sequence[float], counts: Sequence[int], mean: float) -
     return figure
 
 
-def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: str = "step") -> Figure:
+def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float]) -> Figure:
     """How far each rank's own loss is from the loss over all ranks, in percent of the latter.
 
     Args:
-        by_rank, mean: own losses and the loss over all ranks, at each point; `unit` is what the points are.
+        by_rank, mean: own losses and the loss over all ranks, at each step.
     """
     figure, ax = chart(3.2)
     points = range(1, len(mean) + 1)
@@ -94,7 +91,7 @@ def own_losses(by_rank: Sequence[Sequence[float]], mean: Sequence[float], unit: 
         wide = 2.2 if rank == 0 else 1.1  # rank 0 is the one whose loss is usually shown
         ax.plot(points, apart, color=rank_colour(rank), linewidth=wide, label=f"rank {rank}", zorder=3 - 0.1 * rank)
     ax.axhline(0, color=INK, linewidth=2.0, label="all ranks", zorder=2)
-    name_axes(ax, unit, "difference from all ranks' loss (%)")
+    name_axes(ax, "step", "difference from all ranks' loss (%)")
     ax.xaxis.get_major_locator().set_params(integer=True)
     legend(ax, loc="upper left")
     return figure

@@ -19,9 +19,7 @@ LEFT = 1.5  # inches for the names of the rows
 ENDS = {"killed": ("X", ALARM), "left": ("s", SHARED)}
 
 
-def killed_run(
-    steps: int, attempts: Sequence[tuple[int, int, str]], saves: Sequence[int], straight: str = "never stopped"
-) -> Figure:
+def killed_run(steps: int, attempts: Sequence[tuple[int, int, str]], saves: Sequence[int]) -> Figure:
     """A run that stopped and went on, beside the run that never stopped; the axis counts steps, not seconds.
 
     Args:
@@ -32,7 +30,7 @@ def killed_run(
     figure, ax = canvas(0.75 * rows + 0.95)
     scale = (WIDTH - LEFT - 0.45) / steps
     tops = [0.75 * (rows - 1 - row) + 0.6 for row in range(rows)]
-    label(ax, 0.1, tops[0] + 0.2, straight, align="left", bold=True)
+    label(ax, 0.1, tops[0] + 0.2, "never stopped", align="left", bold=True)
     _stretch(ax, 0, steps, tops[0], scale, DONE)
     for number, ((first, last, end), y) in enumerate(zip(attempts, tops[1:], strict=True)):
         label(ax, 0.1, y + 0.2, f"round {number + 1}", align="left", bold=True)

@@ -12,7 +12,7 @@ def pictures():
         yield sums_and_counts(totals, rows, 0.25)
         yield own_losses([[2.0, 0.5, 0.1]] * world_size, [2.0, 0.6, 0.05])
     yield mean_weights([0.3651, 0.1898, 0.0084], [64, 64, 2])
-    yield mean_weights([0.3, 0.2], [2, 3], part="rank", rank=1)
+    yield mean_weights([0.3, 0.2], [2, 3])
 
 
 def test_no_text_collides_and_every_picture_fits_a_notebook(readable):

@@ -107,6 +107,21 @@ def test_a_signal_reaches_the_program_and_what_it_started(warm, sent, tmp_path):
     wait_for(lambda: not any(map(psutil.pid_exists, pids)), lambda: True, "both to end", 20)
 
 
+BLOCKED = """
+import os
+for thread in os.listdir("/proc/self/task"):
+    with open(f"/proc/self/task/{thread}/status") as file:
+        (mask,) = (line.split()[1] for line in file if line.startswith("SigBlk"))
+    print("main" if int(thread) == os.getpid() else "other", mask)
+"""
+
+
+def test_the_main_thread_alone_takes_signals(warm, tmp_path):
+    lines = told([str(warm.folder / "python"), "-c", BLOCKED], tmp_path)[1].splitlines()
+    takes = [(which, not int(mask, 16) & 1 << signal.SIGINT - 1) for which, mask in map(str.split, lines)]
+    assert set(takes) == {("main", True), ("other", False)}
+
+
 def test_all_end_with_the_server():
     with Warm() as server:
         start = [str(server.folder / "python"), "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]

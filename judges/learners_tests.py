@@ -34,6 +34,12 @@ class Trial:
     mistake: str = ""
 
 
+REFUSES = (
+    "a test that refuses what is right earns nothing; compare with a tolerance, and see what you expect: "
+    "are the ranks' losses added up or averaged?"
+)
+
+
 def act(function: Callable, trial: Trial, rank: int, world_size: int) -> Note:
     """Ask the learner's test for its verdict."""
     return Note(verdict=plain(function(rank, world_size, trial.make)))
@@ -59,7 +65,7 @@ def verdict(cause: str) -> Callable[[Seen], Any]:
         if bool(found) == right:
             return HOLDS
         told = {bool(note.get("verdict")) for note in seen.everyone}
-        why = cause if trial.mistake else "a test that refuses what is right earns nothing; compare with a tolerance"
+        why = cause if trial.mistake else REFUSES
         if len(told) == 2:
             why = "the ranks do not agree; let a collective make one verdict of theirs, such as all_reduce with MIN"
         return Fault(f"{right}, of {trial.words}", f"{bool(found)}", seen.rank, why)

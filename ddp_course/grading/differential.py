@@ -34,7 +34,7 @@ from ddp_course.grading.answer.isolated import Answer, NotJudged
 from ddp_course.grading.answer.limits import LIMIT_S, patience
 from ddp_course.grading.exercise import AnswerFailed, Check, Exercise, Fault
 from ddp_course.grading.source import function_of, mistakes_of, solution_of, variants_of
-from ddp_course.grading.vocabulary.compare import differing, factor, same, told_apart
+from ddp_course.grading.vocabulary.compare import close, differing, factor, same, told_apart
 from ddp_course.grading.vocabulary.rounds import Round, Seen, played
 
 View = Callable[[Seen], Any]
@@ -134,7 +134,8 @@ def _told(seen: Seen, found: Any, right: Any, cause: str, otherwise: Any, said: 
     """Return the fault of a view that is not the solution's: the place where they first part, and why."""
     where, one, other = differing(found, right, tolerance)
     cause = cause or _scaled(found, right, seen.world_size)
-    cause = cause or (NEARLY if tolerance < SINGLE and same(found, right, SINGLE) else "")
+    rounded = isinstance(other, int) and abs(other) > 2**24 and close(one, other, SINGLE)  # no float32 holds it
+    cause = cause or (NEARLY if tolerance < SINGLE and (rounded or same(found, right, SINGLE)) else "")
     cause = cause or (otherwise(seen) if callable(otherwise) else otherwise)
     if where.endswith(":") and isinstance(one, bool) and isinstance(other, bool):  # a view's own question
         one, other = ("yes" if each else "no" for each in (one, other))

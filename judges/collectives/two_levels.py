@@ -113,7 +113,7 @@ parts that the nodes must divide | all | gives each of the node's ranks 1/k of t
     dist.all_reduce(part, group=between_nodes[local_rank]) => n_nodes = world_size // ranks_per_node
     share = part.new_empty(len(part) // n_nodes)
     dist.reduce_scatter_tensor(share, part, group=between_nodes[local_rank])
-makes its own groups only | all | every rank must call it for every group | tests
+makes its own groups only | all | every rank must call new_group for every group | tests
     def sum_over_nodes(rank, world_size, ranks_per_node, tensor):
         first = rank // ranks_per_node * ranks_per_node
         dist.all_reduce(tensor, group=dist.new_group(range(first, first + ranks_per_node)))

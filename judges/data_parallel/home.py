@@ -127,6 +127,10 @@ clears .grad | home awkward | backward adds to the gradients that are there, and
 the replicas of the first call | outputs home awkward | a replica has the model's weights of this call
     [model, *(replica_of(model) for _ in range(count - 1))] => globals().setdefault("made", [
         model, *(replica_of(model) for _ in range(count - 1))])
+the replicas of the first call, without the model | outputs home awkward
+| a replica has the model's weights of this call: copy them again
+    [model, *(replica_of(model) for _ in range(count - 1))] => globals().setdefault("made", {}).setdefault(
+        model, [replica_of(model) for _ in range(count)])
 one too many | outputs | return a list with one replica for each device
     count - 1 => count
 the model itself | memory | replicas 1, 2, ... stand for other devices: their weights must be copies, made with clone()

@@ -189,6 +189,10 @@ the counter is not reset | steps buckets overlap
     missing.discard(parameter) => missing[0] -= 1
     if not missing: => if missing[0] == 0:
     missing.update(parameters) => pass
+in training mode only | steps buckets overlap | in eval mode gradients are averaged, too: the hooks must work in both
+    missing.discard(parameter) => if not self.module.training:
+        return
+    missing.discard(parameter)
 the set of missing ones stays empty | all | count those that are missing, start counting again
     missing.update(parameters) => pass
 the flat tensor of the first step | steps

@@ -68,7 +68,7 @@ def groups(seen: Seen) -> str:
 
 
 INSIDE = "give the collective the node's group: group=...; without it, all nodes talk and wait for each other"
-EVERY = "every rank must call it for every group"
+EVERY = "every rank must call new_group for every group"
 
 MISTAKES = f"""
 no group in the call | nodes shapes inside | {INSIDE}

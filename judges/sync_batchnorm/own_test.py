@@ -36,8 +36,8 @@ FINDS = {
         "finds a way back that ends on this rank",
         "a row's gradient depends on the other ranks' rows: compare it with one process on all rows",
     ),
-    "running": ("finds a running variance divided by the wrong count", "look at running_mean and running_var, too"),
-    "eval": ("finds a layer that looks at the batch in eval mode", "compare an evaluation after some steps, too"),
+    "running": ("finds a running variance divided by the wrong count", "look at running_mean and running_var, too, on every rank"),
+    "eval": ("finds a layer that looks at the batch in eval mode", "compare an evaluation after some steps, too, on every rank"),
 }
 
 ON_ONE_RANK = ("running", "eval")  # where the others do not see it

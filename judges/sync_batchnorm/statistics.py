@@ -86,6 +86,9 @@ its own count | mean empty | this is the number of this rank's rows; add up thos
 no rows are nan | empty
 | nan: the mean of no rows is nan, and nan times 0 stays nan; let a rank without rows send zeros
     if count: => if True:
+one row counts as none | empty | one row has a mean and counts as 1; its sum of squared differences is 0, not nan
+    if count: => count -= count == 1
+    if count:
 float32 from a rank without rows | empty | a rank without rows sends zeros of x_NC's dtype
     x_NC.new_zeros( => torch.zeros(
 the rows are changed | mean | the function changes what it is given

@@ -71,8 +71,7 @@ def _compare(store: dist.Store, rank: int, world_size: int, number: int, chosen:
                 expected=expected,
                 found=f"{theirs[other]} as {which}",
                 rank=other,
-                cause="new_group is called only for the rank's own group; every rank must call it for every group, "
-                "also for those it is not in",
+                cause="every rank must call new_group for every group, in the same order, also for those it is not in",
             )
         )
 

@@ -131,7 +131,8 @@ REPLICAS = exercise(
                       f"compare every number with every rank's; or {SILENT}"),
         "hidden": ("swapped numbers, any buffer, a last bit", 2,
                    checks("swapped", "buffer", "frozen", "tiny", "counter"), found,
-                   f"compare every number of state_dict(), exactly, in its own dtype; what any rank finds counts; or {SILENT}"),
+                   "compare every number of state_dict(), exactly, in its own dtype; what any rank finds counts; or "
+                   + SILENT),
         "kept": ("the model is left alone", 1, checks(*KINDS), kept, SILENT),
     },
     hints={

@@ -36,8 +36,11 @@ FINDS = {
         "finds a way back that ends on this rank",
         "a row's gradient depends on the other ranks' rows: compare it with one process on all rows",
     ),
-    "running": ("finds a running variance divided by the wrong count", "look at running_mean and running_var, too, on every rank"),
-    "eval": ("finds a layer that looks at the batch in eval mode", "compare an evaluation after some steps, too, on every rank"),
+    "running": (
+        "finds a running variance divided by the wrong count",
+        "look at running_mean and running_var of every rank",
+    ),
+    "eval": ("finds a layer that looks at the batch in eval mode", "compare each rank's evaluation after some steps"),
 }
 
 ON_ONE_RANK = ("running", "eval")  # where the others do not see it
@@ -146,7 +149,7 @@ the way back is not compared | detached own_back | compare the gradient of the i
 a plain sum of the output | detached | no plain sum of the output
     (found * pulls[rank]).sum() => found.sum()
     (expected * torch.cat(pulls)).sum() => expected.sum()
-no evaluation | eval | compare an evaluation after some steps
+no evaluation | eval | evaluation after some steps
     right = right and torch.allclose(layer.eval()(rows), alone.eval()(rows)) => pass
 the running mean only, and no evaluation | running eval | look at running_mean and running_var
     , (layer.running_var, alone.running_var) =>

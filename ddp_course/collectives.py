@@ -5,7 +5,8 @@ ranks; in W - 1 more it is handed to everybody: each rank sends about twice the 
 A tree sends the whole tensor along fewer steps, so it is quicker where latency counts, and slower where bytes do.
 
 Left out on purpose: operations other than the sum, and several rings at once, which NCCL uses.
-Read next: `data/`, what each rank trains on; `parallel/naive.py`, where gradients are all-reduced.
+Read next: `data/permutation.py`, in which order ranks see their samples; `parallel/naive.py`, where gradients are
+all-reduced.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def ring_reduce_scatter(chunks: Sequence[torch.Tensor], group: dist.ProcessGroup
     rank, world_size = _rank_and_size(group, chunks)
     inbox = torch.empty_like(max(chunks, key=torch.numel))
     sent = 0
-    for step in range(1, world_size):
+    for step in range(1, world_size):  # not from 0: then the chunk that is whole at the end would be the neighbour's
         outgoing = chunks[(rank - step) % world_size]
         growing = chunks[(rank - step - 1) % world_size]
         arrived = inbox[: growing.numel()]

@@ -5,7 +5,7 @@ A rank is one process of a job. It learns its place from the launcher (`Place`),
 backend and device, the opening of a group, its orderly end, and groups inside the group.
 
 Left out on purpose: elastic membership, which belongs to torchrun.
-Read next: `launcher/`, which starts ranks and lets them join.
+Read next: `collectives.py`, what ranks do together; `launcher/`, which starts them.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def choose_device(local_rank: int, backend: str) -> torch.device:
     """Return a rank's device: under NCCL the GPU with its local rank's number, else the CPU."""
     if backend != "nccl":
         return torch.device("cpu")
+    # Where NCCL lets ranks share a GPU there are more ranks than GPUs, and these are dealt round.
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 

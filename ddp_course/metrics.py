@@ -9,7 +9,7 @@ as the time of the slowest rank.
 
 Left out on purpose: metrics that are neither a mean nor computed from means, such as the area under a ROC curve.
 They need every row in one place: gather the rows.
-Read next: `checkpoint/state.py`, what is saved of a run.
+Read next: `checkpoint/file.py`, how a run's state comes to disk whole.
 
 Shapes: M metrics, padded to `SLOTS`; W ranks.
 """

@@ -6,7 +6,7 @@ indices; or streaming, with an order that is a formula (`permutation.py`), so th
 memory than ten. Both can go on in the middle of an epoch, with another number of ranks too.
 
 Left out on purpose: weights, and datasets without a length.
-Read next: `models.py`; or torch/utils/data/distributed.py.
+Read next: `parallel/replicas.py`, what is trained on these samples; or torch/utils/data/distributed.py.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class ShardSampler(Sampler[int]):
         if self.consumed and left < (self.world_size if self.drop_last else 1):
             warnings.warn(f"epoch {self.epoch} is used up; call set_epoch for the next one", stacklevel=2)
         if self.mode == "streaming":
+            # Cut for drop_last: of an incomplete last row the lower ranks would have an index more than the others.
             return islice(self._streamed(self.consumed), len(self))
         return iter(self._listed(self.consumed))
 

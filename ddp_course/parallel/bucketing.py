@@ -66,6 +66,8 @@ def plan_buckets(
     backward_order = list(reversed(list(named_params)))
     place = {name: number for number, (name, _) in enumerate(backward_order)}
     closed: list[list[tuple[str, torch.Tensor]]] = []
+    # One open bucket for each kind: kinds may alternate, as float32 norms between bfloat16 layers do, and a bucket that
+    # closed at every change would hold one gradient.
     opened: dict[tuple[torch.dtype, torch.device], _Open] = {}
     for name, param in backward_order:
         kind = (param.dtype, param.device)

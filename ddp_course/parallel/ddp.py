@@ -145,6 +145,7 @@ class BucketedDDP(nn.Module):
 
     def _gradient_ready(self, bucket: GradBucket, slot: int) -> None:
         """Called by autograd when the parameter's gradient holds all of this pass."""
+        # Noted also in a pass that is not averaged: its gradient is added up, and the next averages must have it.
         if self.find_unused_parameters and (param := bucket.params[slot]).grad is not None:
             self._used.add(param)
         if not self._armed:

@@ -5,7 +5,7 @@ becomes the parameter's gradient: what has been averaged need not be copied back
 ones copied at once, small ones together. A bucket sends itself once, and waits for what it sent.
 
 Left out on purpose: which bucket is sent when, which is `ddp.py`'s part.
-Read next: `ddp.py`.
+Read next: `nested.py`, what a forward pass has used; `ddp.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class GradBucket:
     def call_when_ready(self, call: Callable[[], Callable[[GradBucket, int], None]]) -> Iterator[RemovableHandle]:
         """Have autograd call `call()(bucket, slot)` whenever it has come to a parameter; yield what ends that.
 
-        The hook is on the parameter's node of the graph, so it is called for an undefined gradient, too.
+        The hook is on the parameter's node of the graph, so it is called for an undefined gradient, too. The public
+        `register_post_accumulate_grad_hook` is not, and the bucket would wait for that gradient for ever.
         """
         for slot, node in enumerate(self._nodes):
             yield node.register_hook(lambda *_, slot=slot: call()(self, slot))

@@ -76,6 +76,7 @@ def _gradients(module: nn.Module, group: dist.ProcessGroup | None, find_unused: 
             [param.grad is not None for _, param in named], dtype=torch.int32, device=named[0][1].device
         )
         dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+        # What no rank has used stays None, as in one process: with zeros, weight decay and momentum would move it.
         named = [pair for pair, somewhere in zip(named, used.tolist(), strict=True) if somewhere]
         for _, param in named:
             if param.grad is None:

@@ -36,7 +36,7 @@ def parameters_behind(outputs: Any) -> set[nn.Parameter]:
     nodes = [leaf.grad_fn for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
     while nodes:
         node = nodes.pop()
-        if node in seen:
+        if node in seen:  # with residual connections there are 2^L paths through L blocks; each node is walked once
             continue
         seen.add(node)
         if hasattr(node, "variable"):  # AccumulateGrad, where a path ends

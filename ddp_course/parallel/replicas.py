@@ -79,7 +79,8 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None,
     """Give every rank the buffers of the group's rank `src`, such as BatchNorm's running statistics.
 
     They are many and small, and it happens in every step: so those of one dtype and device travel together. A graph
-    made before stays valid: BatchNorm's backward does not read the running statistics that it has saved.
+    made before stays valid: in training BatchNorm's backward does not read the running statistics that it has saved,
+    and in eval mode they do not change.
 
     Collective: one broadcast per dtype and device of the buffers; every rank of `group`.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
+import core  # noqa: E402
 import front  # noqa: E402
 import pages  # noqa: E402
 
@@ -78,6 +79,7 @@ def setup(app):
         pages.write(DOCS / "made" / name, made())
     pages.write_errors(DOCS / "made" / "errors.md")
     pages.write_reference(DOCS / "made")
+    core.write_chapters(DOCS / "made" / "core")
     app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before napoleon
     app.connect("doctree-read", pages.describe_pictures)
     app.connect("doctree-read", pages.link_terms)

@@ -1,0 +1,114 @@
+"""What changes when one moves a slider? Two pictures: the size of a bucket, and the number of GPUs.
+
+Every frame is drawn when the site is built, from numbers of the course's own `predict` and `memory_of`; the slider
+chooses one. A page needs nothing else, and works where scripts are off: then it shows the frame that stands first.
+
+Read next: `moving.md`, which shows them; `front.py`, a ring that steps.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from ddp_course.beyond.activations import transformer
+from ddp_course.beyond.memory import Strategy, memory_of
+from ddp_course.draw.style import ALARM, SHARED, rank_colour
+from ddp_course.scaling.link import Link
+from ddp_course.scaling.simulate import Gradient, Prediction, Profile, predict
+
+MIB, WIDE, HIGH, LEFT = 2**20, 640, 26, 96  # pixels of a picture, of a bar, and of the room for names
+LAYERS, LAYER_S = 8, 0.020  # lesson 07's model: a layer's weight and bias, and what its backward takes
+CAPS = (0, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)  # bytes at which a bucket closes; 0 is one bucket for each gradient
+LINK = Link("50 MB/s", 0.002, 50e6)
+WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64)
+STRATEGIES = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP": 3}  # and what is divided
+GPU = 80e9  # bytes
+COLOURS = {"forward": SHARED, "backward": rank_colour(0), "all-reduce": ALARM}
+Bar = tuple[float, float, str, str]  # from and to, as shares of the picture's width; colour; what it is
+
+
+def profile() -> Profile:
+    """Return lesson 07's step: eight layers of 512 by 512, the last one's gradients first."""
+    gradients = []
+    for number, layer in enumerate(reversed(range(LAYERS)), 1):
+        at = number * LAYER_S
+        gradients += [Gradient(f"{layer}.bias", 4 * 512, at), Gradient(f"{layer}.weight", 4 * 512 * 512, at)]
+    return Profile(LAYERS * LAYER_S / 2, tuple(gradients), LAYERS * LAYER_S, 0.0)
+
+
+def steps() -> dict[int, Prediction]:
+    """Predict the step on four ranks for each cap."""
+    return {cap: predict(profile(), cap, 4, LINK) for cap in CAPS}
+
+
+def buckets() -> str:
+    """Return the picture of a step whose buckets grow."""
+    found = steps()
+    longest, frames = max(each.step_s for each in found.values()), []
+    for cap, step in found.items():
+        rows: dict[str, list[Bar]] = {"model": [], "link": []}
+        sent = [span for span in step.spans if span.lane == "all-reduce"]
+        for span in (each for each in step.spans if each.lane in COLOURS):
+            says = f"{span.lane}, {span.end_s - span.start_s:.3f} s"
+            bar = (span.start_s / longest, span.end_s / longest, COLOURS[span.lane], says)
+            rows["link" if span in sent else "model"].append(bar)
+        size = f"a bucket closes at {cap // MIB} MiB" if cap else "each gradient is a bucket"
+        words = f"{size}: {len(sent)} all-reduces, a step of {step.step_s:.3f} s, {step.exposed_s:.3f} s of it exposed"
+        frames.append((words, rows))
+    return slider("bucket size", COLOURS, frames)
+
+
+def memories() -> dict[int, dict[str, dict[str, float]]]:
+    """Return the bytes of each part, by number of GPUs and strategy: 7 billion parameters, AdamW, mixed precision."""
+    units = transformer(layers=32, hidden=4096, sequence=2048, rows=1, vocabulary=32_000)
+    return {
+        world_size: {
+            name: memory_of(units, Strategy(data=world_size, divided=divided), "master").parts()
+            for name, divided in STRATEGIES.items()
+        }
+        for world_size in WORLD_SIZES
+    }
+
+
+def memory() -> str:
+    """Return the picture of what each GPU holds as GPUs are added."""
+    found = memories()
+    most, frames = max(sum(parts.values()) for held in found.values() for parts in held.values()), []
+    for world_size, held in found.items():
+        rows: dict[str, list[Bar]] = {}
+        for name, parts in held.items():
+            at, rows[name] = 0.0, []
+            for number, (part, size) in enumerate(parts.items()):
+                rows[name].append((at / most, (at + size) / most, rank_colour(number), f"{part}, {size / 1e9:.1f} GB"))
+                at += size
+        totals = {name: sum(parts.values()) for name, parts in held.items()}
+        sizes = ", ".join(f"{name} {size / 1e9:.0f} GB" for name, size in totals.items())
+        fits = [name for name, size in totals.items() if size <= GPU]
+        words = f"{world_size} GPU{'s' * (world_size > 1)}: {sizes}; into 80 GB fit{'s' * (len(fits) < 2)} "
+        frames.append((words + (", ".join(fits) or "none"), rows))
+    parts = next(iter(found[1].values()))
+    return slider("number of GPUs", {part: rank_colour(number) for number, part in enumerate(parts)}, frames)
+
+
+def slider(name: str, colours: dict[str, str], frames: list[tuple[str, dict[str, list[Bar]]]]) -> str:
+    """Return HTML: a slider, what the colours mean, the frame that it chooses, and what this frame says."""
+    shown = [_frame(rows, hidden=number > 0) for number, (_, rows) in enumerate(frames)]
+    words = [f"<p{' hidden' * (number > 0)}>{escape(said)}</p>" for number, (said, _) in enumerate(frames)]
+    choose = "for (const kind of ['svg', 'p']) this.closest('figure').querySelectorAll(kind)"
+    choose += ".forEach((each, n) => each.toggleAttribute('hidden', n != this.value))"
+    field = f'<input type="range" min="0" max="{len(frames) - 1}" value="0" oninput="{choose}" style="width: 60%">'
+    marks = [f'<span style="color: {colour}">■</span> {escape(part)}' for part, colour in colours.items()]
+    lines = [f'<figure class="moving"><label>{escape(name)} {field}</label>', f"<div>{' &ensp; '.join(marks)}</div>"]
+    return "\n".join([*lines, *shown, *words, "</figure>\n"])
+
+
+def _frame(rows: dict[str, list[Bar]], hidden: bool) -> str:
+    high = HIGH * len(rows)
+    lines = [f'<svg viewBox="0 0 {LEFT + WIDE} {high}" role="img"{" hidden" * hidden}>']
+    for place, (name, bars) in enumerate(rows.items()):
+        top = place * HIGH + 3
+        lines.append(f'<text x="0" y="{top + 14}" font-size="13" fill="currentColor">{escape(name)}</text>')
+        for start, end, colour, says in bars:
+            box = f'x="{LEFT + start * WIDE:.1f}" y="{top}" width="{(end - start) * WIDE:.1f}" height="{HIGH - 6}"'
+            lines.append(f'<rect {box} fill="{colour}" stroke="white"><title>{escape(says)}</title></rect>')
+    return "".join([*lines, "</svg>"])

@@ -24,7 +24,7 @@ def tree_family(rank: int, world_size: int) -> tuple[int | None, list[int]]:
     """Return a rank's parent (None for rank 0) and its children, in the order in which they report.
 
     The tree is that of a knock-out tournament: in round k, ranks that are 2^k apart meet, and the lower one goes on.
-    A rank thus sends or receives one message in a round, and there are log2(W) rounds, rounded up.
+    A rank thus sends or receives at most one message in a round, and there are log2(W) rounds, rounded up.
     """
     children, step = [], 1
     while step < world_size:
@@ -178,8 +178,8 @@ def exchange(outgoing: Sequence[Message], incoming: Sequence[Message], group: di
 
     Args:
         outgoing, incoming: pairs of a tensor and the rank, counted within `group`, that it goes to or comes from.
-    Collective: one isend or irecv per tensor that is not empty, matched by the peer's. NCCL wants every rank in the
-        first batch of a group's life; a group that has passed a barrier has no such need.
+    Collective: one isend or irecv per tensor that is not empty, matched by the peer's. NCCL
+        connects a group in its first operation, so every rank must take part in that; a barrier before does it.
     """
     message = partial(dist.P2POp, group=group)
     sends = [message(dist.isend, t, group_peer=peer) for t, peer in outgoing if t.numel()]

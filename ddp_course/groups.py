@@ -155,7 +155,7 @@ def join_group(place: Place, rendezvous: str = "env", address: str | None = None
         torch.cuda.set_device(place.device)  # before NCCL looks for the current GPU
     store = open_store(place.rank, place.world_size, rendezvous, address, timeout)
     meet(place.rank, place.world_size, store, timeout_s)
-    device_id = place.device if place.backend == "nccl" else None
+    device_id = place.device if place.backend == "nccl" else None  # NCCL then connects at once, on this GPU
     dist.init_process_group(
         place.backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=device_id
     )
@@ -204,7 +204,8 @@ def subgroup_ranks(world_size: int, ranks_per_group: int) -> list[list[int]]:
 def split_group(ranks_per_group: int, timeout_s: float = 60.0) -> dist.ProcessGroup:
     """Open a group for every `ranks_per_group` neighbours and return the one this rank is in.
 
-    A group does not inherit the default group's time limit: without `timeout_s` it would wait 30 minutes.
+    A group does not inherit the default group's time limit: without `timeout_s` it would wait for torch's, which is 30
+    minutes under gloo and 10 under NCCL.
 
     Collective: one new_group per subgroup, in the same order on every rank of the default group, also for the
     groups a rank is not in.

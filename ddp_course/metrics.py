@@ -114,14 +114,15 @@ class MeanMetrics:
         Returns:
             The means by name, in the order declared; None on ranks that are not `dst`.
         Raises:
-            RuntimeError: another rank declared other names; tells which rank. As the next one, it is raised where the
-                means would have been returned.
-            ValueError: no rank has a row of some metric, or there is no rank `dst`.
+            RuntimeError: another rank declared other names; tells which rank. This and the next are raised only on
+                ranks that would get the means.
+            ValueError: no rank has a row of some metric; or, on every rank, there is no rank `dst`.
         Collective: one all_reduce, or one reduce if `dst` is given; every rank of the group, those without rows too.
         """
         rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if dst is not None and not 0 <= dst < world_size:
             raise ValueError(f"rank {rank}: dst={dst} is not in the group; its ranks are 0 to {world_size - 1}")
+        self.not_finite = {}
         packed = self._pack(rank, world_size, my_device(self.group))
         if dst is None:
             dist.all_reduce(packed, group=self.group)
@@ -137,9 +138,9 @@ class MeanMetrics:
         self._counts: dict[str, float | torch.Tensor] = dict.fromkeys(self.names, 0)
 
     def _pack(self, rank: int, world_size: int, device: torch.device) -> torch.Tensor:
-        """Lay out what travels: sums, counts, and two columns with a place for each rank.
+        """Lay out what travels: sums, counts, and two rows with a place for each rank.
 
-        In the columns a rank writes at its own place only. Zeros come from all others, so the sum over the ranks
+        In these rows a rank writes at its own place only. Zeros come from all others, so the sum over the ranks
         leaves each place as its rank wrote it: a gather, without a second collective. It tells whose names are
         different and who brought a nan, which the sums cannot tell. The size does not depend on the names, since
         ranks that disagree about the size of a message wait for each other instead of noticing.
@@ -148,15 +149,15 @@ class MeanMetrics:
         sums_M = _slots([self._sums[name] for name in order], device)
         counts_M = _slots([self._counts[name] for name in order], device)
         bits_M = 2.0 ** torch.arange(SLOTS, dtype=torch.float64, device=device)
-        columns_2W = torch.zeros(2, world_size, dtype=torch.float64, device=device)
-        columns_2W[0, rank] = fingerprint(order)
-        columns_2W[1, rank] = (bits_M * ~sums_M.isfinite()).sum()
-        return torch.cat([sums_M, counts_M, columns_2W.flatten()])
+        ranks_2W = torch.zeros(2, world_size, dtype=torch.float64, device=device)
+        ranks_2W[0, rank] = fingerprint(order)
+        ranks_2W[1, rank] = (bits_M * ~sums_M.isfinite()).sum()
+        return torch.cat([sums_M, counts_M, ranks_2W.flatten()])
 
     def _unpack(self, numbers: list[float], rank: int, world_size: int) -> dict[str, float]:
         order = sorted(self.names)
-        sums, counts, columns = numbers[:SLOTS], numbers[SLOTS : 2 * SLOTS], numbers[2 * SLOTS :]
-        prints, broken = columns[:world_size], columns[world_size:]
+        sums, counts, by_rank = numbers[:SLOTS], numbers[SLOTS : 2 * SLOTS], numbers[2 * SLOTS :]
+        prints, broken = by_rank[:world_size], by_rank[world_size:]
         others = [peer for peer in range(world_size) if prints[peer] != fingerprint(order)]
         if others:
             raise RuntimeError(

@@ -1,8 +1,12 @@
 """How do ranks that know nothing of each other meet?
 
-At a key-value store that all of them can reach: a file, a process that listens at an address, or the launcher's
-own store. Each rank signs in there with its rank and its world size and waits for the others. So a rank that
-never comes, one that is started twice, and ranks that disagree are named before any connection is opened.
+A job is so many processes, its world size, and each has a number, its rank. They meet at a key-value store that all of
+them can reach: a file, a process that listens at an address, or the store of torchrun's agent, which starts the ranks
+of a host. Each rank signs in there with its rank and its world size and waits for the others. So a rank that never
+comes, one that is started twice, and ranks that disagree are named before gloo (CPUs) or NCCL (GPUs) connects them.
+
+`Collective:` in a docstring says that the ranks named there must all call the function, in the same order as their
+other collectives. If one does not, the rest wait for it until the time limit.
 
 Nothing here listens on more than the one address it was given: loopback, unless the user says otherwise.
 Read next: `groups.py`, which opens the process group once all have met.
@@ -81,7 +85,12 @@ def _interface_of(address: str | None) -> str | None:
 
 
 def open_store(rank: int, world_size: int, rendezvous: str, address: str | None, timeout: timedelta) -> dist.Store:
-    """Open the key-value store at which the ranks meet; see `groups.join_group` for the arguments."""
+    """Open the key-value store at which the ranks meet.
+
+    Args:
+        rendezvous: "env" (MASTER_ADDR and MASTER_PORT, or the agent's store), "file" or "tcp".
+        address: for "file" a path that all ranks see and no earlier run has used; for "tcp" "HOST:PORT".
+    """
     if rendezvous == "file":
         if not address:
             raise ValueError("a file rendezvous needs a path that every rank can reach: address='/path/to/file'")
@@ -92,7 +101,8 @@ def open_store(rank: int, world_size: int, rendezvous: str, address: str | None,
         raise ValueError(f"rendezvous={rendezvous!r} is unknown: use 'env', 'file' or 'tcp'")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the launcher hosts the store; we only call on it
         store = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
-        # torchrun keeps its store when it starts the ranks again, and what the dead ones wrote is still in it.
+        # torchrun keeps its store when it starts the ranks again, and what the dead ones wrote is still in it. The
+        # course's launcher, by `agent_store` below, has a new store for each start, and no run id.
         return enter_round(rank, world_size, store, timeout) if "TORCHELASTIC_RUN_ID" in os.environ else store
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):

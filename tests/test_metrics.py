@@ -178,7 +178,7 @@ def nan_on_some(rank: int) -> dict:
     means = metrics.reduce()
     found = metrics.not_finite
     metrics.add(1, fine=1.0, nan=1.0, inf=1.0)
-    metrics.reduce()
+    metrics.reduce(dst=0)  # the other ranks get no means, and have nothing left of those before
     return {"means": means, "found": found, "later": metrics.not_finite}
 
 

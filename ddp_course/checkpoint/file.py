@@ -120,11 +120,13 @@ def _write_all(file: BinaryIO, data: memoryview | bytes) -> None:
 
 
 def _refuse_what_cannot_be_read(unfinished: Path, path: Path) -> None:
-    unknown = torch.serialization.get_unsafe_globals_in_checkpoint(unfinished)
+    unknown = set(torch.serialization.get_unsafe_globals_in_checkpoint(unfinished))
+    with zipfile.ZipFile(unfinished) as archive:
+        unknown |= {name.replace(" ", ".") for name in _named(archive) if "bytearray" in name}
     if unknown:
         raise CheckpointError(
-            f"{path} was not written: the state holds {', '.join(sorted(unknown))}, which weights_only=True would "
-            "refuse to load; save tensors, numbers, texts, and lists and dicts of them"
+            f"{path} was not written: the state holds {', '.join(sorted(unknown))}, which weights_only=True or "
+            "load_checkpoint would refuse; save tensors, numbers, texts, and lists and dicts of them"
         )
 
 
@@ -181,7 +183,7 @@ def load_sealed(path: str | Path, map_location: Any, seal: str | None = None) ->
     """Do what `load_checkpoint` does, and return the file's seal with its content.
 
     Args:
-        seal: which file is meant, when another rank has chosen it; None takes any that is whole.
+        seal: the file that is meant, where rank 0 has chosen one and told its seal; None takes any that is whole.
     Raises:
         CheckpointError: as above, or it is another file.
     Collective: none.
@@ -228,18 +230,24 @@ def _open_plain(path: str | Path) -> BinaryIO:
 def refuse_what_swells(file: BinaryIO, path: str | Path) -> None:
     """Refuse a file that would take more memory than its own bytes, before any is taken.
 
-    torch.save compresses nothing and knows no bytearray; whoever made such a file may ask for any number of bytes.
+    torch.save compresses nothing. `bytearray(n)` is among the few names that weights_only lets through, and takes n
+    bytes, whatever n is: `save_checkpoint` refuses one, and so does this.
 
     Raises:
         CheckpointError: something in it is compressed, or is only named by its length.
     """
     with zipfile.ZipFile(file) as archive:
         packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
-        pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl") and not packed]
-    named = [arg for content in pickles for opcode, arg, _ in pickletools.genops(content) if opcode.name == "GLOBAL"]
+        named = [] if packed else _named(archive)
     if packed or any("bytearray" in name for name in named):
         what = f"{packed[0]} is compressed" if packed else "it holds a bytearray"
-        raise CheckpointError(f"{path} was refused: {what}, which torch.save never does; it could take any memory")
+        raise CheckpointError(f"{path} was refused: {what}, which save_checkpoint never does; it could take any memory")
+
+
+def _named(archive: zipfile.ZipFile) -> list[str]:
+    """Return the classes and functions that a checkpoint names; weights_only's reader knows no other way to."""
+    pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+    return [arg for content in pickles for opcode, arg, _ in pickletools.genops(content) if opcode.name == "GLOBAL"]
 
 
 def check_seal(file: BinaryIO, path: str | Path) -> str:

@@ -22,7 +22,8 @@ class Permutation:
 
     Args:
         length: from 1 to 2**62.
-        key: whole numbers, such as seed and epoch; other numbers give another order.
+        key: whole numbers below 2**32, such as seed and epoch; other numbers give another order. Larger ones are
+            taken as well, and may give the order of others.
     Raises:
         ValueError: the length is out of range.
     Source: J. Black, P. Rogaway 2002, Ciphers with Arbitrary Finite Domains, sections 3 (cycle walking) and 5.

@@ -5,7 +5,7 @@ has to be asked. `ShardSampler` does so in two modes: exactly as torch's `Distri
 indices; or streaming, with an order that is a formula (`permutation.py`), so that a billion samples cost no more
 memory than ten. Both can go on in the middle of an epoch, with another number of ranks too.
 
-Left out on purpose: weights, and datasets without a length.
+Left out on purpose: samples drawn by weights, and datasets without a length.
 Read next: `parallel/replicas.py`, what is trained on these samples; or torch/utils/data/distributed.py.
 """
 
@@ -38,8 +38,8 @@ class ShardSampler(Sampler[int]):
                 sampler.advance(len(batch))        # only if the position is to be saved
 
     In mode "compatible" the ranks have the same number of indices: some are repeated, or with `drop_last` left out.
-    In mode "streaming" no index is repeated: without `drop_last`, ranks may differ by one index. A training loop with
-    DDP wants the same number of steps everywhere, so give `drop_last=True` there, or use `join`.
+    In mode "streaming" no index is repeated: without `drop_last`, ranks may differ by one index. Give `drop_last=True`
+    to train: in each step the ranks average their gradients, and one that has a step more would wait in vain.
 
     Args:
         dataset: the samples, or their number.

@@ -5,7 +5,7 @@ gradient is there. Buckets lie between: neighbouring gradients share one flat te
 The plan is made before any gradient exists, from names, shapes and dtypes alone, so every rank makes the same one.
 
 Left out on purpose: a second plan in the order in which gradients really arrived, which torch's DDP makes after its
-first step. Where layers run in the order in which they were registered, the two are the same.
+first step. Where layers run in the order in which they were registered, the two are nearly the same.
 Read next: `grad_bucket.py`, a bucket at work; `ddp.py`, which fills buckets while backward goes on.
 """
 
@@ -78,8 +78,8 @@ def plan_buckets(
             closed.append(bucket.params)
             opened[kind] = _Open(cap_bytes)
     closed += [bucket.params for bucket in opened.values() if bucket.params]
-    # torch sorts by the last gradient. With one dtype and device that is the same order; with several, a bucket that
-    # begins early and fills late holds up those behind it here.
+    # All ranks send in one order, so a full bucket waits for those before it. torch sorts by the last gradient. With
+    # one dtype and device that is the same order; with several, one that begins early and fills late holds up others.
     closed.sort(key=lambda params: place[params[0][0]])
     return [_described(index, params) for index, params in enumerate(closed)]
 

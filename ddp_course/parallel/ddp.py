@@ -41,7 +41,7 @@ class BucketedDDP(nn.Module):
         bucket_cap_mb: the size in MiB at which a bucket closes; see `plan_buckets`.
         first_bucket_mb: the same of the bucket that is launched first.
         forward_sync_buffers: give every rank rank 0's buffers before the forward pass that follows an averaged one.
-        broadcast_buffers: the older name of the same; False also keeps each rank's buffers at construction.
+        broadcast_buffers: the older name, and more: False also keeps each rank's buffers at construction.
         find_unused_parameters: allow parameters that take no part in a pass, at the price of a walk through the
             graph and one more all_reduce. A gradient that no rank has computed stays None.
         gradient_as_bucket_view: let `param.grad` be the bucket's own memory, which saves the memory of all gradients.
@@ -49,7 +49,7 @@ class BucketedDDP(nn.Module):
         ValueError: nothing to train, or a layer with sparse gradients.
         RuntimeError: the models differ between ranks; gradients are missing (at the next forward or optimizer step).
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer. In a forward pass one
-        broadcast per dtype of the buffers; in its backward one all_reduce per bucket. Every rank of the group.
+        broadcast per dtype and device of the buffers; in its backward one all_reduce per bucket. Every rank of it.
     Source: Li et al. 2020 (arXiv 2006.15704), section 4; torch/csrc/distributed/c10d/reducer.cpp.
     """
 
@@ -88,9 +88,10 @@ class BucketedDDP(nn.Module):
         self._comm: Callable[[GradBucket], torch.futures.Future] | None = None
         self._armed = self._reducing = False  # by a forward pass; by the first gradient after it
         self._averaged_last = True  # whether the last forward pass was one to be averaged
-        self._in_graph: set[nn.Parameter] = set()  # behind the outputs of the passes so far
+        self._in_graph: set[nn.Parameter] = set()  # behind the outputs since the last averages
         self._used: set[nn.Parameter] = set()  # have had a gradient since the last averages, no_sync included
-        # Weak: optimizer hooks are global, and a wrapper whose backward has failed would refuse every later step.
+        # Weak, or the hooks would keep the wrapper alive. Optimizer hooks are global, and a wrapper whose backward has
+        # failed would refuse every later step.
         ready, refuse = weakref.WeakMethod(self._gradient_ready), weakref.WeakMethod(self._refuse_half)
         handles = [handle for bucket in self._work for handle in bucket.call_when_ready(ready)]
         handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: refuse()(optimizer)))
@@ -167,7 +168,10 @@ class BucketedDDP(nn.Module):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _begin(self) -> None:
-        """The first gradient of this pass is there; parameters outside the graph are not waited for."""
+        """The first gradient of this pass is there; parameters outside the graph are not waited for.
+
+        `queue_callback` may be called during backward only; what it is given runs once, when backward is over.
+        """
         self._reducing = True
         if self.find_unused_parameters:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
@@ -184,7 +188,8 @@ class BucketedDDP(nn.Module):
 
     def _finish(self) -> None:
         """Called by autograd when backward has nothing left to compute: wait for the averages."""
-        self._used |= {param for param in self._in_graph if param.grad is not None}  # as torch counts
+        # As torch counts: a parameter in the graph is used where it has a gradient, be it an earlier one.
+        self._used |= {param for param in self._in_graph if param.grad is not None}
         for bucket in self._work:
             bucket.wait_only_for(set())  # what is in the graph, and yet the loss did not lead there
         self._launch_full_buckets()
@@ -196,7 +201,10 @@ class BucketedDDP(nn.Module):
         self._used.clear()
 
     def _used_somewhere(self) -> set[nn.Parameter]:
-        """Collective: one all_reduce of a flag per parameter."""
+        """Return the parameters that any rank has used.
+
+        Collective: one all_reduce of a flag per parameter.
+        """
         params = [param for bucket in self._work for param in bucket.params]
         flags = torch.tensor([param in self._used for param in params], dtype=torch.int32, device=params[0].device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.process_group)

@@ -26,7 +26,9 @@ LARGE_BYTES = 64 * 1024  # of a gradient that is worth an operation of its own; 
 class GradBucket:
     """A bucket at work: one flat tensor, and for each parameter its place in it.
 
-    The methods are those of torch's `dist.GradBucket`, so a communication hook written for the one takes the other.
+    Instead of an all_reduce a bucket can be sent by a communication hook: a function that gets the bucket, and returns
+    a Future of the averaged flat tensor; it divides by the number of ranks itself. What a hook may ask of a bucket,
+    from `index` to `is_last`, is called as in torch's `dist.GradBucket`, so a hook written for the one takes the other.
     """
 
     def __init__(self, plan: Bucket, params: list[nn.Parameter], is_last: bool):
@@ -34,7 +36,8 @@ class GradBucket:
         self.flat = torch.zeros(plan.numel, dtype=plan.dtype, device=plan.device)
         pieces = self.flat.split(plan.numels)
         self.views = [piece.view(shape) for piece, shape in zip(pieces, plan.shapes, strict=True)]
-        # Kept here: a parameter holds its node weakly, and the hook dies with the node.
+        # The node of autograd's graph that adds to a parameter's gradient. It is kept here: a parameter holds its node
+        # weakly, and the hook dies with the node.
         self._nodes = [get_gradient_edge(param).node for param in params]
         self.large = {slot for slot, view in enumerate(self.views) if view.nbytes >= LARGE_BYTES}
         self.begin()
@@ -48,8 +51,9 @@ class GradBucket:
     def call_when_ready(self, call: Callable[[], Callable[[GradBucket, int], None]]) -> Iterator[RemovableHandle]:
         """Have autograd call `call()(bucket, slot)` whenever it has come to a parameter; yield what ends that.
 
-        The hook is on the parameter's node of the graph, so it is called for an undefined gradient, too. The public
-        `register_post_accumulate_grad_hook` is not, and the bucket would wait for that gradient for ever.
+        `call` is a weak reference: a hook that held the wrapper would keep it alive as long as its parameters. The hook
+        is on the node, so it is called for an undefined gradient, too, such as the None of a Function's backward. The
+        public `register_post_accumulate_grad_hook` is not, and the bucket would wait for that gradient for ever.
         """
         for slot, node in enumerate(self._nodes):
             yield node.register_hook(lambda *_, slot=slot: call()(self, slot))
@@ -87,7 +91,7 @@ class GradBucket:
                 param.grad = view
 
     def wait_only_for(self, params: set[nn.Parameter]) -> None:
-        """Do not wait for the others: what they have added up so far counts, or zero."""
+        """Do not wait for the other parameters: what passes under no_sync have added up for them counts, or zero."""
         self.waiting_for = {slot for slot in self.waiting_for if self.params[slot] in params}
 
     @torch.no_grad()
@@ -122,7 +126,8 @@ class GradBucket:
             RuntimeError: a gradient is no longer the view it was made: another wrapper averages it, too.
         """
         result = self.launched.wait()
-        if isinstance(result, torch.Tensor) and result.data_ptr() != self.flat.data_ptr():  # a hook's own tensor
+        # The Work of an all_reduce gives no tensor, a hook's Future does.
+        if isinstance(result, torch.Tensor) and result.data_ptr() != self.flat.data_ptr():
             self.set_buffer(result)
         for slot, (view, param) in enumerate(zip(self.views, self.params, strict=True)):
             if used is not None and param not in used:

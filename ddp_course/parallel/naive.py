@@ -39,7 +39,7 @@ def average_gradients(
     world_size = dist.get_world_size(group)
     gradients = _gradients(module, group, find_unused_parameters)
     for gradient in gradients:
-        gradient.div_(world_size)
+        gradient.div_(world_size)  # before the sum, which then stays in the range of a half-precision number
         dist.all_reduce(gradient, group=group)
     return sum(gradient.nbytes for gradient in gradients)
 
@@ -48,7 +48,7 @@ def average_gradients(
 def average_gradients_flat(
     module: nn.Module, group: dist.ProcessGroup | None = None, find_unused_parameters: bool = False
 ) -> int:
-    """Do as `average_gradients`, with all gradients of a dtype laid end to end in one tensor.
+    """Do as `average_gradients`, with neighbouring gradients of one dtype laid end to end in one tensor.
 
     Args, Returns, Raises: as `average_gradients`.
     Collective: one all_reduce per run of parameters of one dtype and device; to find unused ones, one more before.
@@ -69,7 +69,7 @@ def average_gradients_flat(
 
 
 def _gradients(module: nn.Module, group: dist.ProcessGroup | None, find_unused: bool) -> list[torch.Tensor]:
-    """The gradients to average. One that is there on some ranks only would be a hang, so it is refused or filled."""
+    """The gradients to average. A rank that lacks one raises, lest it leave out a collective; or it fills in zeros."""
     named = replicas.trainable(module)
     if find_unused:
         used = torch.tensor(
@@ -97,14 +97,14 @@ class NaiveDDP(nn.Module):
         optimizer.step()
 
     Args:
-        flat: one all_reduce for all gradients instead of one for each.
+        flat: one all_reduce for all gradients of one dtype instead of one for each.
         broadcast_buffers: give every rank rank 0's buffers before each forward pass in training.
         find_unused_parameters: see `average_gradients`.
     Raises:
         ValueError: nothing to train, or a layer with sparse gradients.
         RuntimeError: the models differ between ranks.
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer; in a forward pass in
-        training one broadcast per dtype of the buffers; every rank of the group.
+        training one broadcast per dtype and device of the buffers; every rank of the group.
     """
 
     def __init__(

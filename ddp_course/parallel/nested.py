@@ -31,7 +31,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def parameters_behind(outputs: Any) -> set[nn.Parameter]:
-    """Return the leaves that autograd would reach from the tensors in `outputs`, which may be nested."""
+    """Return the parameters that autograd would reach from the tensors in `outputs`, which may be nested."""
     found, seen = set(), set()
     nodes = [leaf.grad_fn for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
     while nodes:

@@ -40,7 +40,7 @@ def check_same_model(module: nn.Module, group: dist.ProcessGroup | None = None) 
 
     Raises:
         RuntimeError: on every rank; names the first difference and its rank.
-    Collective: one all_gather_object of a text per tensor; every rank of `group`.
+    Collective: one all_gather_object, of a list with a text for each tensor; every rank of `group`.
     """
     mine = list(_described(module))
     everyone: list = [None] * dist.get_world_size(group)
@@ -78,9 +78,9 @@ def broadcast_module(
 def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
     """Give every rank the buffers of the group's rank `src`, such as BatchNorm's running statistics.
 
-    They are many and small, and it happens in every step: so those of one dtype and device travel together. A graph
-    made before stays valid: in training BatchNorm's backward does not read the running statistics that it has saved,
-    and in eval mode they do not change.
+    They are many and small, and replicas do it before every step: so those of one dtype and device travel together.
+    Two forward passes may come before one backward. The graph of the first stays valid: in training BatchNorm's
+    backward does not read the running statistics that it has saved, and in eval mode they do not change.
 
     Collective: one broadcast per dtype and device of the buffers; every rank of `group`.
     """
@@ -94,7 +94,8 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None,
         if dist.get_rank(group) != src:
             pieces = flat.split([buffer.numel() for buffer in buffers])
             shaped = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
-            with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # as torch's own DDP does
+            # Else backward would refuse that graph: "modified by an inplace operation". torch's own DDP does the same.
+            with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
                 torch._foreach_copy_(buffers, shaped)
 
 

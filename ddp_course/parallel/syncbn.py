@@ -27,8 +27,8 @@ class SyncBatchNorm(_BatchNorm):
     """BatchNorm over the rows of all ranks: `nn.BatchNorm1d`, 2d and 3d in one, with their arguments and state.
 
     The gradients of weight and bias are sums over this rank's rows, as those of every other layer: DDP averages them.
-    Ranks may have different numbers of rows, also none. Without a process group it is a BatchNorm. Its backward cannot
-    be differentiated again.
+    Ranks may have different numbers of rows, also none. Where no group is initialised it is a BatchNorm. Its backward
+    cannot be differentiated again.
 
     Args:
         num_features: C, the channels.
@@ -138,7 +138,8 @@ class _Normalise(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         mean_C, var_C, count = combine(all_statistics(local_statistics(x_NC), group))
-        # Looking at the count waits for the device. Only a rank with at most one value does; if so, all are such.
+        # Looking at the count waits for the device, so only a rank with at most one value looks. If all ranks together
+        # have fewer than two, each has at most one: then all look, and all raise.
         if x_NC.numel() < 2 * x_NC.shape[1] and count < 2:
             raise ValueError(f"the batch of all ranks has {int(count)} value per channel: its variance needs two")
         inv_std_C = torch.rsqrt(var_C + eps)
@@ -153,7 +154,10 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_NC: torch.Tensor, *_: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Carry the gradient through the mean and the variance, which belong to all rows of all ranks."""
+        """Carry the gradient through the mean and the variance, which belong to all rows of all ranks.
+
+        With n = (x - mean) / std:  dx = weight / std * (dy - mean(dy) - n * mean(dy * n)), means over all ranks' rows.
+        """
         x_NC, weight_C, mean_C, inv_std_C, count = ctx.saved_tensors
         dims = _all_but_channels(x_NC)
         dy_NC = dy_NC.to(mean_C.dtype)

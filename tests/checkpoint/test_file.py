@@ -59,6 +59,14 @@ def test_without_a_map_tensors_go_to_the_gpu_that_saved_them(path):
 # --- Writing ---------------------------------------------------------------------------------------
 
 
+def test_what_would_be_refused_when_it_is_loaded_is_not_written(path):
+    """weights_only lets a bytearray through, and load_checkpoint does not: found on a save, not on a resume."""
+    seal = save_checkpoint(path, STATE)
+    with pytest.raises(CheckpointError, match=r"was not written: the state holds .*bytearray"):
+        save_checkpoint(path, {"cursor": bytearray(b"12")})
+    assert load_sealed(path, "cpu")[1] == seal
+
+
 def test_the_new_name_appears_only_after_the_content_is_on_the_disk(path, monkeypatch):
     steps, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (steps.append(("fsync", path.exists())), fsync(fd)))
@@ -250,7 +258,7 @@ class Swells:
     ("content", "said"),
     [
         (archive(pickle.dumps({"a": Swells()}, 2)), "was refused: it holds a bytearray"),
-        (archive(storage=bytes(1 << 28), how=zipfile.ZIP_DEFLATED), "data.pkl is compressed, which torch.save never"),
+        (archive(storage=bytes(1 << 28), how=zipfile.ZIP_DEFLATED), "data.pkl is compressed, which save_checkpoint never"),
         (archive(b""), "is sealed, but what is in it is no checkpoint"),
         (archive(b"\x80\x02."), "IndexError"),
         (archive(storage=bytes(8)), "is sealed, but what is in it is no checkpoint"),

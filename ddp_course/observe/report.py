@@ -10,7 +10,6 @@ Read next: `launcher/wait_graph.py` and `launcher/hang_report.py`.
 
 from __future__ import annotations
 
-import json
 import linecache
 import re
 import signal
@@ -138,17 +137,17 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
         calls[-1] = replace(calls[-1], finished=False)
     if (pending := _pending(told.get("pending"), rank, world)) and not any(c.op in MESSAGES for c in calls):
         calls.append(pending)
-    found.recent = calls
+    found.recent = [c if c.line or c.finished else replace(c, line=found.line) for c in calls]
     for call in calls:
         found.entered[call.channel] = max(call.seq, found.entered.get(call.channel, 0))
         found.members[call.channel] = call.members
     return found
 
 
-def collective(call: dict[str, Any], groups: dict[str, str], rank: int, world: tuple[int, ...]) -> Collective | None:
+def collective(call: dict[str, Any], groups: dict[str, list[int]], rank: int, world: tuple[int, ...]) -> Collective | None:
     """One entry of a Flight Recorder; None for a message that is complete, or a group of which nothing is known."""
     name, description = call["process_group"]
-    members = tuple(json.loads(groups[name])) if name in groups else world if description == "default_pg" else ()
+    members = tuple(groups[name]) if name in groups else world if description == "default_pg" else ()
     operation = str(call["profiling_name"]).rpartition(":")[2]
     finished = call["retired"] or call["state"] == "completed"
     dtypes = call["input_dtypes"]

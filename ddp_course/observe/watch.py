@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ANSWER_S = 2.0  # for all to say where they are
+ANSWER_S = 20.0  # for all to say where they are: torch takes more than a second of a core to find its calls' lines
 COMPUTES = 0.02  # of a core: less is what threads do that only look after something
 ASKED_IN_LIMIT = 4  # times
 SETTLE_S = 0.3  # for an ended process to be seen as such
@@ -55,7 +55,7 @@ class Process:
 
     def ask(self, question: bytes) -> None:
         self.answered = False
-        if question == b"!":
+        if question != b"?":
             self.told = {}
         with suppress(OSError):
             self.link.send(question)
@@ -182,10 +182,11 @@ class Watch:
     def where(self) -> None:
         """Ask all where they are; of those that cannot answer, have faulthandler write the stacks."""
         alive = [each for each in self.processes if not each.ended]
+        expected = [each for each in alive if each.answered]
         for each in alive:
-            each.ask(b"!")
-        deadline = time.monotonic() + ANSWER_S
-        while not all(each.told for each in alive) and time.monotonic() < deadline:
+            each.ask(b"L")
+        deadline = time.monotonic() + (ANSWER_S if expected else SETTLE_S)
+        while not all(each.told for each in expected) and time.monotonic() < deadline:
             self.listen(deadline - time.monotonic())
         silent = [each for each in alive if not each.told]
         for each in silent:
@@ -205,13 +206,14 @@ class Watch:
         for each in living:
             each.computes(used.get(each.pid, 0.0))
         still = [each for each in living if now - each.moved >= self.limit_s]
+        if living and len(still) == len(living) and self.all_seen():
+            return "hung"
+        if any(each.waits for each in still) and any(now - each.moved < self.limit_s / 2 for each in living):
+            return "waits"
         for each in self.processes:
             if not each.ended:
                 each.ask(b"?")
-        if living and len(still) == len(living) and self.all_seen():
-            return "hung"
-        go_on = any(now - each.moved < self.limit_s / 2 for each in living)
-        return "waits" if go_on and any(each.waits for each in still) else ""
+        return ""
 
 
 # --- Processes, as Linux tells of them -------------------------------------------------------------------

@@ -48,12 +48,16 @@ class Observer:
         """Answer all questions, one byte each; the end of the socket is the end of `ddp-course run`."""
         try:
             while asked := self.link.recv(1):
-                self.say("moves" if asked == b"?" else "where")
+                self.say("moves" if asked == b"?" else "where", asked == b"L")
         except OSError:
             return  # the program closes all files, as a daemon does
 
-    def say(self, what: str, **facts: object) -> None:
-        """Send what is known now; of "moves", which is asked often, only what changes when a program goes on."""
+    def say(self, what: str, lines: bool = False, **facts: object) -> None:
+        """Send what is known now; of "moves", which is asked often, only what changes when a program goes on.
+
+        Args:
+            lines: of the recorded calls as well. The first time that costs torch more than a second.
+        """
         import json
 
         try:
@@ -61,7 +65,7 @@ class Observer:
             if what == "moves":
                 facts |= {"stack": [(f[0], f[1]) for f in self.stack()], "calls": progress()}
             elif what != "starts":
-                facts |= {"line": line_of(self.stack()), **calls(), "pending": self.pending()}
+                facts |= {"line": line_of(self.stack()), **calls(lines), "pending": self.pending()}
         except Exception as error:  # torch's own parts may be half imported, or half gone
             facts["unknown"] = f"{type(error).__name__}: {error}"
         with self.lock:
@@ -116,7 +120,7 @@ class Observer:
             if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
                 continue
             name, known = frame.f_code.co_name, frame.f_locals
-            if name == "init_process_group":
+            if name in ("init_process_group", "new_group"):
                 found = {"op": name}
             elif name in ("send", "recv"):
                 dist, end = sys.modules["torch.distributed"], "dst" if name == "send" else "src"
@@ -162,20 +166,17 @@ def dumps(kind: str = "") -> list:
     return [each for each in found if each]
 
 
-def calls() -> dict:
-    """The last calls, oldest first, each with the line that asked for it; and the ranks of each group."""
+def calls(lines: bool) -> dict:
+    """The last calls, oldest first, each with the line that asked for it; and the ranks of each group by its name."""
     import pickle
 
-    made: list[dict] = []
-    groups: dict = {}
-    for dump in dumps():
-        told = pickle.loads(dump(True, True, False))  # of this process's own memory
-        groups |= {name: group["ranks"] for name, group in told.get("pg_config", {}).items()}
-        made += told.get("entries", [])
+    made = [call for dump in dumps() for call in pickle.loads(dump(True, lines, False))["entries"]]  # its own memory
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    members = world.pg_group_ranks.items() if world else ()
+    groups = {world.pg_names[group]: sorted(ranks, key=ranks.get) for group, ranks in members if group in world.pg_names}
     made = sorted(made, key=lambda call: call["time_created_ns"])[-MOST_CALLS:]
     for call in made:
-        frames = [(f["filename"], f["line"], f["name"]) for f in call.pop("frames", [])]
-        call["at"] = line_of(frames)
+        call["at"] = line_of([(f["filename"], f["line"], f["name"]) for f in call.pop("frames", [])])
     return {"made": made, "groups": groups, "recorder": bool(dumps())}
 
 

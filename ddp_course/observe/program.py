@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ddp_course.launcher import codes, janitor
+from ddp_course.launcher import janitor
 from ddp_course.observe.watch import Watch
 
 INSIDE = Path(__file__).with_name("inside")
@@ -27,6 +27,11 @@ VARIABLE = "DDP_COURSE_RUN"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 HUNG = 124  # as the command `timeout` has it
 END_LIMIT_S = 10.0  # after SIGTERM
+CONCLUSIONS = {
+    "hung": "No rank moves, so the program is ended.",
+    "waits": "A rank still computes, so the program is left to run.",
+    "unseen": "Ranks that are not seen here may move, so the program is left to run.",
+}
 
 
 def run(command: Sequence[str], limit_s: float, say: Callable[[str], None]) -> int:
@@ -85,12 +90,11 @@ class _Run:
             if self.watch.until_next() > 0 or self.stopped:
                 continue
             found = self.watch.found()
+            if found and not self.told:
+                self.report(CONCLUSIONS[found])
             if found == "hung":
-                self.report("The program does not move: it is ended.")
                 self.end()
                 return HUNG
-            if found and not self.told:
-                self.report("A rank still computes, so the program is left to run.")
             self.told = bool(found)
         self.watch.listen(0)
         code = self.child.returncode

@@ -31,7 +31,7 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
            "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (.+)')
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
-_WAITS = re.compile(r"\bwait\(|\b(?:send|recv)|store\b|monitored_barrier")  # for a rank, and no recorder shows for which
+_WAITS = re.compile(r"\bwait\(|\b(?:send|recv)|store\b|monitored_barrier")  # for some rank that nothing shows
 _NOT_SEEN = "Who is wrong cannot be told: the Flight Recorder shows neither gloo's messages nor waits at the store."
 
 
@@ -39,11 +39,13 @@ def hung(watch: Watch) -> RankError:
     """Nothing moves, or a rank waits: say who keeps whom waiting, or that it cannot be told."""
     ranks, limit_s = _all_ranks(watch), watch.limit_s
     if not watch.all_seen():
-        text = f"no rank that is seen here has moved for {limit_s:g} s; which ranks are missing, or are on other "
-        return _told(RankError("stuck", None, f"{text}machines, cannot be told here", ranks))
+        here = listed_ranks([w.rank for w in ranks])
+        text = f"no rank that is seen here, {here}, has moved for {limit_s:g} s; run the same on each machine"
+        return RankError("stuck", None, text, ranks)
     if not wait_graph.find_difference(ranks) and not any(w.waiting_in for w in ranks if w.status != "returned"):
         left = [w for w in ranks if w.status not in ("returned", "died")]
-        text = f"{listed_ranks([w.rank for w in left])} stood still for {limit_s:g} s, and no rank waits in a collective"
+        who = listed_ranks([w.rank for w in left])
+        text = f"{who} stood still for {limit_s:g} s, and no rank waits in a collective"
         text += "".join(f"\n  rank {w.rank} was at {w.line}" for w in left if w.line)
         alone = left[0].rank if len(left) == 1 and not _waits(left[0]) else None
         return _told(RankError("stuck", alone, text, ranks))
@@ -144,7 +146,9 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
     return found
 
 
-def collective(call: dict[str, Any], groups: dict[str, list[int]], rank: int, world: tuple[int, ...]) -> Collective | None:
+def collective(
+    call: dict[str, Any], groups: dict[str, list[int]], rank: int, world: Sequence[int]
+) -> Collective | None:
     """One entry of a Flight Recorder; None for a message that is complete, or a group of which nothing is known."""
     name, description = call["process_group"]
     members = tuple(groups[name]) if name in groups else world if description == "default_pg" else ()

@@ -199,15 +199,20 @@ class Watch:
         return self._next - time.monotonic()
 
     def found(self) -> str:
-        """Ask how far all are; return "hung" if no rank moves, "waits" if one waits for another that does, or ""."""
+        """Ask how far all are, and return what is wrong.
+
+        Returns:
+            "hung": no rank moves; "waits": one waits for another that does; "unseen": no rank that is seen here moves,
+            and others are elsewhere; or "".
+        """
         now, used = time.monotonic(), processor_seconds()
         self._next = now + self.limit_s / ASKED_IN_LIMIT
         living = [each for each in self.ranks().values() if not each.ended]
         for each in living:
             each.computes(used.get(each.pid, 0.0))
         still = [each for each in living if now - each.moved >= self.limit_s]
-        if living and len(still) == len(living) and self.all_seen():
-            return "hung"
+        if living and len(still) == len(living):
+            return "hung" if self.all_seen() else "unseen"
         if any(each.waits for each in still) and any(now - each.moved < self.limit_s / 2 for each in living):
             return "waits"
         for each in self.processes:

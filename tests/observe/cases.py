@@ -15,8 +15,8 @@ from pathlib import Path
 from ddp_course.launcher import codes
 
 LIMIT_S = 4  # of a hang; torch's own is longer
-HEAD = "import ctypes, faulthandler, os, queue, signal, subprocess, sys, threading, time\nfrom datetime import timedelta"
-TORCH = "import torch\nimport torch.distributed as dist"
+HEAD = "import ctypes, faulthandler, os, queue, signal, subprocess, sys, threading, time"
+TORCH = "from datetime import timedelta\nimport torch\nimport torch.distributed as dist"
 OPEN = 'dist.init_process_group("gloo", timeout=timedelta(seconds={patience}))'
 FACTS = "rank, size, x = dist.get_rank(), dist.get_world_size(), torch.ones(4)"
 SPAWN = """
@@ -67,7 +67,7 @@ def _program(body: str, how: str) -> str:
         return "\n".join([HEAD, TORCH, body, FACTS, "dist.barrier()\n"])
     if how not in START:
         return "\n".join([HEAD, TORCH, opened, FACTS, body, "dist.destroy_process_group()\n"])
-    store = "\"gloo\", init_method=f\"file://{os.environ['STORE']}\", rank=rank, world_size=3, "
+    store = '"gloo", init_method="file://" + os.environ["STORE"], rank=rank, world_size=3, '
     inside = [opened.replace('"gloo", ', store), *FACTS.split("\n"), *body.split("\n")]
     main = "\n".join(["def main(rank):", *(f"    {line}" for line in inside)])
     return "\n".join([HEAD, TORCH, "", "", main, "", SPAWN + START[how] + "\n"])

@@ -172,8 +172,8 @@ def calls(lines: bool) -> dict:
 
     made = [call for dump in dumps() for call in pickle.loads(dump(True, lines, False))["entries"]]  # its own memory
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    members = world.pg_group_ranks.items() if world else ()
-    groups = {world.pg_names[group]: sorted(ranks, key=ranks.get) for group, ranks in members if group in world.pg_names}
+    known = world.pg_group_ranks.items() if world else ()
+    groups = {world.pg_names[group]: sorted(ranks, key=ranks.get) for group, ranks in known}
     made = sorted(made, key=lambda call: call["time_created_ns"])[-MOST_CALLS:]
     for call in made:
         call["at"] = line_of([(f["filename"], f["line"], f["name"]) for f in call.pop("frames", [])])

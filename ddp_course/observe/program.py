@@ -47,7 +47,12 @@ def run(command: Sequence[str], limit_s: float, say: Callable[[str], None]) -> i
     try:
         watch = Watch(folder, limit_s)
         try:
-            return _Run(command, watch, say).status()
+            running = _Run(command, watch, say)
+            try:
+                return running.status()
+            except Exception as error:  # ours; the program is not to suffer from it
+                say(f"watching has failed, and the program goes on without it: {error!r}")
+                return _as_shells_say(running.child.wait())
         finally:
             signal.set_wakeup_fd(-1)
             watch.close()
@@ -100,7 +105,7 @@ class _Run:
         code = self.child.returncode
         if code and not self.stopped and self.watch.failed_at is not None:
             self.report("", ended=True)
-        return 128 - code if code < 0 else code
+        return _as_shells_say(code)
 
     def report(self, last: str, ended: bool = False) -> None:
         """Say which rank failed first, or else who waits for whom."""
@@ -122,6 +127,10 @@ class _Run:
             janitor.kill_marked(self.mark)
         self.child.kill()
         self.child.wait()
+
+
+def _as_shells_say(code: int) -> int:
+    return 128 - code if code < 0 else code
 
 
 def _in_foreground() -> bool:

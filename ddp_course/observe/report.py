@@ -39,13 +39,13 @@ def hung(watch: Watch) -> RankError:
     """Nothing moves, or a rank waits: say who keeps whom waiting, or that it cannot be told."""
     ranks, limit_s = _all_ranks(watch), watch.limit_s
     if not watch.all_seen():
-        here = listed_ranks([w.rank for w in ranks])
+        here = listed_ranks(watch.ranks())
         text = f"no rank that is seen here, {here}, has moved for {limit_s:g} s; run the same on each machine"
         return RankError("stuck", None, text, ranks)
     if not wait_graph.find_difference(ranks) and not any(w.waiting_in for w in ranks if w.status != "returned"):
         left = [w for w in ranks if w.status not in ("returned", "died")]
         who = listed_ranks([w.rank for w in left])
-        text = f"{who} stood still for {limit_s:g} s, and no rank waits in a collective"
+        text = f"{who} stood still for {limit_s:g} s, and the Flight Recorder shows no rank that waits"
         text += "".join(f"\n  rank {w.rank} was at {w.line}" for w in left if w.line)
         alone = left[0].rank if len(left) == 1 and not _waits(left[0]) else None
         return _told(RankError("stuck", alone, text, ranks))
@@ -58,8 +58,9 @@ def failed(watch: Watch) -> RankError | None:
     by_pid = {each.pid: rank for rank, each in seen.items()}
     raised = [_failure(each, each.rank) for each in seen.values() if each.raised]
     for each in watch.processes:  # what a parent tells of a rank that torch's spawn started
-        if each.rank is None and each.raised and each.raised.get("child") in by_pid:
-            raised.append(_failure(each, by_pid[each.raised["child"]]))
+        told = each.raised if each.rank is None else None
+        if told and told["child"] in by_pid and "ProcessRaisedException" in told["kinds"]:
+            raised.append(_failure(each, by_pid[told["child"]]))
     dead = sorted((each for each in seen.values() if each.died and not each.raised), key=lambda each: each.order)
     dead = [each for each in dead if each.rank not in {failure.rank for failure in raised}]
     first = min((each.order for each in seen.values() if each.died or each.raised), default=0.0)
@@ -71,10 +72,10 @@ def failed(watch: Watch) -> RankError | None:
                      failure_report.failed(min(raised, key=lambda f: f.talking), ranks))  # fmt: skip
     if not dead:
         return None
-    code = dead[0].code
-    how = f"exit status {code}" if code > 0 else signal.Signals(-code).name
+    code = dead[0].code or 0
+    how = f"with exit status {code}" if code > 0 else f"by {signal.Signals(-code).name}" if code else "unseen"
     text = (
-        f"rank {dead[0].rank} of {len(ranks)} was the first to end, by {how}; its own words are in its output\n"
+        f"rank {dead[0].rank} of {len(ranks)} was the first to end, {how}; its own words are in its output\n"
         "It may have followed another: gloo and NCCL abort a rank that has waited too long, or whose peer brought a "
         "tensor of another size, and a program that catches such an error may end by itself."
     )
@@ -100,7 +101,11 @@ def _waits(w: Whereabouts) -> bool:
 
 
 def _all_ranks(watch: Watch) -> list[Whereabouts]:
-    return same_size([whereabouts(each, watch.folder) for each in watch.ranks().values()])
+    seen = watch.ranks()
+    world = max((each.world or 0 for each in seen.values()), default=0)
+    unseen = [Whereabouts(rank, "silent", oddities=[("is not seen here", None)]) for rank in range(world)]
+    return same_size([whereabouts(seen[w.rank], watch.folder) if w.rank in seen else w for w in unseen] or
+                     [whereabouts(each, watch.folder) for each in seen.values()])  # fmt: skip
 
 
 def same_size(ranks: list[Whereabouts]) -> list[Whereabouts]:

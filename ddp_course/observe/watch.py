@@ -48,6 +48,7 @@ class Process:
     moved: float = field(default_factory=time.monotonic)
     waits: bool = False  # torch has calls that are not complete
     answered: bool = True
+    seconds: float = 0.0  # of a processor, its own alone
     _unread: bytes = b""
     _at: Any = None
     _seconds: float = 0.0
@@ -79,12 +80,13 @@ class Process:
     def note(self, said: dict[str, Any]) -> None:
         self.pid, self.parent = said["pid"], said["parent"]
         self.rank, self.world = said.get("rank", self.rank), said.get("world", self.world)
-        self.attempt = said["attempt"]
+        self.attempt = said.get("attempt", self.attempt)
         if said["what"] == "moves":
             self.answered = True
             at = (said.get("stack"), said.get("calls"))
             if at != self._at:
                 self._at, self.moved = at, time.monotonic()
+            self.seconds = said.get("seconds", 0.0)
             self.waits = any(map(incomplete, said.get("calls", [])))
         elif said["what"] != "starts":
             self.told = said
@@ -113,6 +115,7 @@ class Watch:
         self.folder, self.limit_s = folder, limit_s
         self.processes: list[Process] = []
         self.failed_at: float | None = None
+        self.attempt = 0
         self.selector = selectors.DefaultSelector()
         self.door = socket.socket(socket.AF_UNIX)
         self.door.bind(f"{folder}/socket")
@@ -130,8 +133,7 @@ class Watch:
 
     def ranks(self) -> dict[int, Process]:
         """The ranks of the newest attempt; a worker that a rank has started bears the rank's number, and is none."""
-        newest = max((each.attempt for each in self.processes), default=0)
-        known = [each for each in self.processes if each.rank is not None and each.attempt == newest]
+        known = [each for each in self.processes if each.rank is not None and each.attempt == self.attempt]
         by_pid = {each.pid: each for each in known}
         heads = [each for each in known if getattr(by_pid.get(each.parent), "rank", None) != each.rank]
         return {each.rank: each for each in sorted(heads, key=lambda each: (each.rank, -each.pid))}
@@ -168,8 +170,13 @@ class Watch:
             return
         for each in said:
             process.note(each)
-            if each["what"] == "raised" and "KeyboardInterrupt" not in each["kinds"]:
+            if process.attempt > self.attempt:
+                self.attempt, self.failed_at = process.attempt, None
+            concerns = process in self.ranks().values() or each.get("child")
+            if each["what"] == "raised" and concerns and "KeyboardInterrupt" not in each["kinds"]:
                 self._failed()
+                for other in self.processes:  # how it ended, its parent knows
+                    other.code = each["code"] if other.pid == each["child"] else other.code
 
     def _failed(self) -> None:
         """Something has failed: ask all others at once, since torchrun is about to end them."""
@@ -209,7 +216,7 @@ class Watch:
         self._next = now + self.limit_s / ASKED_IN_LIMIT
         living = [each for each in self.ranks().values() if not each.ended]
         for each in living:
-            each.computes(used.get(each.pid, 0.0))
+            each.computes(used.get(each.pid, each.seconds))
         still = [each for each in living if now - each.moved >= self.limit_s]
         if living and len(still) == len(living):
             return "hung" if self.all_seen() else "unseen"
@@ -243,7 +250,9 @@ def exit_status(pid: int) -> int | None:
 
 
 def processor_seconds() -> dict[int, float]:
-    """Of each process that runs here, what it and all that it has started have used."""
+    """Of each process that runs here, what it and all that it has started have used; nothing where no system says."""
+    if not os.path.isdir("/proc"):
+        return {}
     stats = {int(pid): fields for pid in os.listdir("/proc") if pid.isdigit() and (fields := _stat(pid))}
     ticks = {pid: sum(map(int, fields[11:15])) for pid, fields in stats.items()}
     for pid in sorted(stats, reverse=True):  # children have higher numbers, but for the moment when these wrap

@@ -59,13 +59,17 @@ class Observer:
             lines: of the recorded calls as well. The first time that costs torch more than a second.
         """
         import json
+        import time
 
+        facts |= {"what": what, "pid": os.getpid(), "parent": os.getppid()}
         try:
-            facts |= {"what": what, "pid": os.getpid(), "parent": os.getppid(), **place()}
+            facts |= place()
             if what == "moves":
                 facts |= {"stack": [(f[0], f[1]) for f in self.stack()], "calls": progress()}
+                facts |= {"seconds": time.process_time()}
             elif what != "starts":
-                facts |= {"line": line_of(self.stack()), **calls(lines), "pending": self.pending()}
+                facts |= {"line": line_of(self.stack())}
+                facts |= {"pending": self.pending(), **calls(lines)}
         except Exception as error:  # torch's own parts may be half imported, or half gone
             facts["unknown"] = f"{type(error).__name__}: {error}"
         with self.lock:
@@ -89,6 +93,7 @@ class Observer:
                 at=line_of(frames),
                 shown="".join(shown.format()),
                 child=getattr(error, "error_pid", None),  # torch's spawn tells so of a rank
+                code=getattr(error, "exit_code", 1),
             )
         finally:
             self.before(kind, error, trace)

@@ -67,8 +67,7 @@ class _Run:
     """One run of one command."""
 
     def __init__(self, command: Sequence[str], watch: Watch, say: Callable[[str], None]):
-        self.watch, self.say = watch, say
-        self.stopped = self.told = False
+        self.watch, self.say, self.stopped = watch, say, False
         path = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH"))))
         ours, self.bell = socket.socketpair()
         self.bell.setblocking(False)
@@ -91,17 +90,15 @@ class _Run:
     def status(self) -> int:
         """Wait for the command's end, and end it if no rank moves."""
         while self.child.poll() is None:
-            self.watch.listen(self.watch.until_next())
-            if self.watch.until_next() > 0 or self.stopped:
+            self.watch.listen(END_LIMIT_S if self.stopped else self.watch.until_next())
+            if self.stopped or self.watch.until_next() > 0:
                 continue
-            found = self.watch.found()
-            if found and not self.told:
+            if found := self.watch.found():
                 self.report(CONCLUSIONS[found])
             if found == "hung":
                 self.end()
                 return HUNG
-            self.told = bool(found)
-        self.watch.listen(0)
+        self.watch.finish()
         code = self.child.returncode
         if code and not self.stopped and self.watch.failed_at is not None:
             self.report("", ended=True)

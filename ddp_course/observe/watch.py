@@ -116,6 +116,7 @@ class Watch:
         self.processes: list[Process] = []
         self.failed_at: float | None = None
         self.attempt = 0
+        self._told: set[tuple[int, float]] = set()
         self.selector = selectors.DefaultSelector()
         self.door = socket.socket(socket.AF_UNIX)
         self.door.bind(f"{folder}/socket")
@@ -156,6 +157,11 @@ class Watch:
                 self._hear(key.data)
             else:
                 key.data()
+
+    def finish(self) -> None:
+        """Take in all that has been said already."""
+        while self.selector.select(0):
+            self.listen(0)
 
     def _hear(self, process: Process) -> None:
         try:
@@ -210,7 +216,7 @@ class Watch:
 
         Returns:
             "hung": no rank moves; "waits": one waits for another that does; "unseen": no rank that is seen here moves,
-            and others are elsewhere; or "".
+            and others are elsewhere; or "". The second and the third are told once of the same wait.
         """
         now, used = time.monotonic(), processor_seconds()
         self._next = now + self.limit_s / ASKED_IN_LIMIT
@@ -218,10 +224,12 @@ class Watch:
         for each in living:
             each.computes(used.get(each.pid, each.seconds))
         still = [each for each in living if now - each.moved >= self.limit_s]
-        if living and len(still) == len(living):
-            return "hung" if self.all_seen() else "unseen"
-        if any(each.waits for each in still) and any(now - each.moved < self.limit_s / 2 for each in living):
-            return "waits"
+        new = {(each.pid, each.moved) for each in still if each.waits} - self._told
+        if living and len(still) == len(living) and self.all_seen():
+            return "hung"
+        if new and (len(still) == len(living) or any(now - each.moved < self.limit_s / 2 for each in living)):
+            self._told |= new
+            return "unseen" if len(still) == len(living) else "waits"
         for each in self.processes:
             if not each.ended:
                 each.ask(b"?")

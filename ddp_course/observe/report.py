@@ -133,6 +133,8 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
         found.status, found.detail = "died", f"died: {failure_report.why_died(process.code)}"
     elif not told:
         found.status = "silent"
+    if not told.get("recorder", True):
+        found.oddities.append(("has a torch that records no calls", None))
     if told.get("unknown"):
         found.oddities.append((f"could not tell all of itself: {told['unknown']}", None))
     stacks = folder / f"{process.pid}.stack"

@@ -173,6 +173,9 @@ class Watch:
             process.order = process.order or time.monotonic()
             if process.died and process in self.ranks().values():
                 self._failed()
+            gone_on = process.code is None and bool(_stat(process.pid))  # it has become another program
+            if gone_on or process.rank is None and not process.raised:
+                self.processes.remove(process)
             return
         for each in said:
             process.note(each)
@@ -199,7 +202,7 @@ class Watch:
         for each in alive:
             each.ask(b"L")
         deadline = time.monotonic() + (ANSWER_S if expected else SETTLE_S)
-        while not all(each.told for each in expected) and time.monotonic() < deadline:
+        while not all(each.told or each.ended for each in expected) and time.monotonic() < deadline:
             self.listen(deadline - time.monotonic())
         silent = [each for each in alive if not each.told]
         for each in silent:

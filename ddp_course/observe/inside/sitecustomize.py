@@ -182,7 +182,7 @@ def calls(lines: bool) -> dict:
     made = sorted(made, key=lambda call: call["time_created_ns"])[-MOST_CALLS:]
     for call in made:
         call["at"] = line_of([(f["filename"], f["line"], f["name"]) for f in call.pop("frames", [])])
-    return {"made": made, "groups": groups, "recorder": bool(dumps())}
+    return {"made": made, "groups": groups, "recorder": bool(dumps()) or world is None}
 
 
 # --- Lines -----------------------------------------------------------------------------------------------

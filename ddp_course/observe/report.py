@@ -32,7 +32,7 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (.+)')
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _WAITS = re.compile(r"\bwait\(|\b(?:send|recv)|store\b|monitored_barrier")  # for some rank that nothing shows
-_NOT_SEEN = "Who is wrong cannot be told: the Flight Recorder shows neither gloo's messages nor waits at the store."
+_NOT_SEEN = "Who is wrong cannot be told: not all that this rank does is seen; gloo's messages and waits at the store never are."
 
 
 def hung(watch: Watch) -> RankError:
@@ -86,7 +86,8 @@ def _told(error: RankError) -> RankError:
     """Take back an accusation of a rank that itself waits for something that is not seen; name our own option."""
     words = str(error).replace("timeout_s", "--limit")
     blamed = next((w for w in error.ranks if w.rank == error.rank), None)
-    if error.code == "absent" and blamed and (_waits(blamed) or blamed.status == "silent" and not blamed.line):
+    unseen = blamed and (blamed.oddities or _waits(blamed) or blamed.status == "silent" and not blamed.line)
+    if error.code == "absent" and unseen:
         error = RankError(error.code, None, f"{words}\n{_NOT_SEEN}", error.ranks, calls=error.calls)
     else:
         error.args = (words,)

@@ -63,7 +63,7 @@ class Process:
 
     @property
     def died(self) -> bool:
-        """Whether it has ended, and not in good order."""
+        """Whether it has ended, and not as a program does that is done."""
         return self.ended and (bool(self.code) or self.code is None and self.told.get("what") != "ends")
 
     def read(self) -> list[dict[str, Any]]:
@@ -181,8 +181,7 @@ class Watch:
             process.note(each)
             if process.attempt > self.attempt:
                 self.attempt, self.failed_at = process.attempt, None
-            concerns = process in self.ranks().values() or each.get("child")
-            if each["what"] == "raised" and concerns and "KeyboardInterrupt" not in each["kinds"]:
+            if each["what"] == "raised" and (process in self.ranks().values() or each["child"]):
                 self._failed()
                 for other in self.processes:  # how it ended, its parent knows
                     other.code = each["code"] if other.pid == each["child"] else other.code

@@ -23,7 +23,7 @@ def marked(name: str):
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.parametrize("name", map(marked, cases.read()))
+@pytest.mark.parametrize("name", [marked(name) for name in cases.read()])
 def test_who_is_to_blame_or_that_it_cannot_be_told(name, tmp_path, folders):
     case = cases.read()[name]
     status, facts, said = cases.told_of(case, tmp_path)

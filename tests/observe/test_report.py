@@ -24,7 +24,7 @@ def watch(tmp_path):
 
         def add(rank: int, calls: list[dict] | None, at: str = "step()", **other) -> Process:
             told = {"line": ["/home/me/train.py", 9, "main", at], "groups": {"0": [0, 1, 2]}, "made": calls}
-            each = Process(link, rank, 1, rank, 3, told={} if calls is None else told | {"pending": {}})
+            each = Process(link, 100 + rank, 1, rank, 3, told={} if calls is None else told | {"pending": {}})
             each.__dict__.update(other)
             made.processes.append(each)
             return each
@@ -68,9 +68,11 @@ def test_a_rank_that_waits_for_what_no_recorder_shows_is_not_accused(watch, at):
     assert said.rank is None and "cannot be told" in str(said)
 
 
-def test_a_rank_that_says_nothing_is_not_accused(watch):
+def test_a_rank_that_says_nothing_or_not_all_is_not_accused(watch):
     for rank in range(3):
         watch.add(rank, None if rank == 1 else [call("gloo:barrier", 1)])
+    assert report.hung(watch).rank is None
+    watch.processes[1].told = {"line": ["/home/me/train.py", 9, "main", "step()"], "unknown": "KeyError: 7"}
     assert report.hung(watch).rank is None
 
 

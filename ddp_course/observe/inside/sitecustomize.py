@@ -30,7 +30,7 @@ class Observer:
         import socket
         import struct
 
-        self.folder, self.main, self.lock = folder, _thread.get_ident(), _thread.allocate_lock()
+        self.main, self.lock, self.interrupted = _thread.get_ident(), _thread.allocate_lock(), False
         self.link = socket.socket(socket.AF_UNIX)
         self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))  # nobody may read
         self.link.connect(f"{folder}/socket")
@@ -40,7 +40,7 @@ class Observer:
         if hasattr(signal, "SIGRTMAX"):  # for a thread that does not let go of the interpreter; programs use others
             faulthandler.register(signal.SIGRTMAX - 5, self.stacks)
         self.before, sys.excepthook = sys.excepthook, self.raised
-        atexit.register(self.say, "ends")
+        atexit.register(self.ends)
         self.say("starts")
         _thread.start_new_thread(self.answer, ())
 
@@ -78,8 +78,18 @@ class Observer:
             except OSError:
                 return  # nobody listens any more
 
+    def ends(self) -> None:
+        if not self.interrupted:
+            self.say("ends")
+
     def raised(self, kind: type[BaseException], error: BaseException, trace: object) -> None:
-        """Tell of the exception that ends this process; then whoever was to be told before us."""
+        """Tell of the exception that ends this process; then whoever was to be told before us.
+
+        Of Ctrl-C nothing is told: Python forgets it if other code is compiled before the end, and would exit with 1.
+        """
+        self.interrupted = issubclass(kind, KeyboardInterrupt)
+        if self.interrupted:
+            return self.before(kind, error, trace)
         import traceback
 
         try:
@@ -103,7 +113,7 @@ class Observer:
         import atexit
 
         self.link.close()  # else its end would not be seen in the parent's
-        atexit.unregister(self.say)
+        atexit.unregister(self.ends)
         if sys.excepthook == self.raised:
             sys.excepthook = self.before
 
@@ -177,8 +187,10 @@ def calls(lines: bool) -> dict:
 
     made = [call for dump in dumps() for call in pickle.loads(dump(True, lines, False))["entries"]]  # its own memory
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    known = world.pg_group_ranks.items() if world else ()
-    groups = {world.pg_names[group]: sorted(ranks, key=ranks.get) for group, ranks in known}
+    mine = world.pg_names if world else {}
+    groups = {
+        name: sorted(ranks, key=ranks.get) for group, name in mine.items() if (ranks := world.pg_group_ranks[group])
+    }
     made = sorted(made, key=lambda call: call["time_created_ns"])[-MOST_CALLS:]
     for call in made:
         call["at"] = line_of([(f["filename"], f["line"], f["name"]) for f in call.pop("frames", [])])

@@ -32,7 +32,10 @@ _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (.+)')
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _WAITS = re.compile(r"\bwait\(|\b(?:send|recv)|store\b|monitored_barrier")  # for some rank that nothing shows
-_NOT_SEEN = "Who is wrong cannot be told: not all that this rank does is seen; gloo's messages and waits at the store never are."
+_NOT_SEEN = (
+    "Who is wrong cannot be told: not all that this rank does is seen. Messages of gloo, and waits at the store, never "
+    "are."
+)
 
 
 def hung(watch: Watch) -> RankError:

@@ -187,10 +187,8 @@ def calls(lines: bool) -> dict:
 
     made = [call for dump in dumps() for call in pickle.loads(dump(True, lines, False))["entries"]]  # its own memory
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    mine = world.pg_names if world else {}
-    groups = {
-        name: sorted(ranks, key=ranks.get) for group, name in mine.items() if (ranks := world.pg_group_ranks[group])
-    }
+    named = [(name, world.pg_group_ranks.get(group, {})) for group, name in world.pg_names.items()] if world else []
+    groups = {name: sorted(ranks, key=ranks.get) for name, ranks in named}
     made = sorted(made, key=lambda call: call["time_created_ns"])[-MOST_CALLS:]
     for call in made:
         call["at"] = line_of([(f["filename"], f["line"], f["name"]) for f in call.pop("frames", [])])

@@ -64,6 +64,8 @@ def failed(watch: Watch) -> RankError | None:
         told = each.raised if each.rank is None else None
         if told and told["child"] in by_pid and "ProcessRaisedException" in told["kinds"]:
             raised.append(_failure(each, by_pid[told["child"]]))
+    for failure in raised:
+        _mark(ranks, failure)
     dead = sorted((each for each in seen.values() if each.died and not each.raised), key=lambda each: each.order)
     dead = [each for each in dead if each.rank not in {failure.rank for failure in raised}]
     first = min((each.order for each in seen.values() if each.died or each.raised), default=0.0)
@@ -83,6 +85,14 @@ def failed(watch: Watch) -> RankError | None:
         "tensor of another size, and a program that catches such an error may end by itself."
     )
     return _told(RankError("died", None, text, ranks))
+
+
+def _mark(ranks: list[Whereabouts], failure: Failure) -> None:
+    """Note in a rank's whereabouts what it raised."""
+    for w in (w for w in ranks if w.rank == failure.rank):
+        w.status, w.line, w.detail = "raised", failure.line, "" if failure.talking else failure.error_type
+        if failure.talking and w.recent and w.recent[-1].op not in MESSAGES:  # gloo forgets a call that has failed
+            w.recent[-1] = replace(w.recent[-1], finished=False)
 
 
 def _told(error: RankError) -> RankError:
@@ -106,10 +116,9 @@ def _waits(w: Whereabouts) -> bool:
 
 def _all_ranks(watch: Watch) -> list[Whereabouts]:
     seen = watch.ranks()
-    world = max((each.world or 0 for each in seen.values()), default=0)
+    world = max([*(each.world or 0 for each in seen.values()), *(rank + 1 for rank in seen)], default=0)
     unseen = [Whereabouts(rank, "silent", oddities=[("is not seen here", None)]) for rank in range(world)]
-    return same_size([whereabouts(seen[w.rank], watch.folder) if w.rank in seen else w for w in unseen] or
-                     [whereabouts(each, watch.folder) for each in seen.values()])  # fmt: skip
+    return same_size([whereabouts(seen[w.rank], watch.folder) if w.rank in seen else w for w in unseen])
 
 
 def same_size(ranks: list[Whereabouts]) -> list[Whereabouts]:
@@ -124,16 +133,12 @@ def same_size(ranks: list[Whereabouts]) -> list[Whereabouts]:
 def whereabouts(process: Process, folder: Path) -> Whereabouts:
     """What one rank was doing when it was asked, or ended."""
     told, rank = process.told, process.rank
-    line = (process.raised or {}).get("at") or told.get("line")
-    found = Whereabouts(rank, "running", _line(line))
-    talking = False
-    if process.raised:
-        failure = _failure(process, rank)
-        talking = failure.talking
-        found.status, found.detail = "raised", "" if talking else failure.error_type
-    elif process.ended and not process.died:
+    found = Whereabouts(rank, "running", _line(told.get("line")))
+    if process.ended and not process.died:
         found.status, found.line = "returned", None
-    elif process.ended and not (told and process.code == -signal.SIGTERM):  # a launcher ends all others so
+    elif process.code == -signal.SIGTERM and not told:
+        found.status, found.detail = "died", "was ended by SIGTERM, as launchers do after a failure"
+    elif process.ended and process.code != -signal.SIGTERM:
         found.status, found.detail = "died", f"died: {failure_report.why_died(process.code)}"
     elif not told:
         found.status = "silent"
@@ -146,8 +151,6 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
         found.line = line_in_dump(stacks.read_text())
     world = tuple(range(process.world or 1))
     calls = [call for each in told.get("made", []) if (call := collective(each, told["groups"], rank, world))]
-    if talking and calls and calls[-1].op not in MESSAGES:  # gloo forgets a call that has failed
-        calls[-1] = replace(calls[-1], finished=False)
     if (pending := _pending(told.get("pending"), rank, world)) and not any(c.op in MESSAGES for c in calls):
         calls.append(pending)
     found.recent = [c if c.line or c.finished else replace(c, line=found.line) for c in calls]

@@ -173,8 +173,7 @@ class Watch:
             process.order = process.order or time.monotonic()
             if process.died and process in self.ranks().values():
                 self._failed()
-            gone_on = process.code is None and bool(_stat(process.pid))  # it has become another program
-            if gone_on or process.rank is None and not process.raised:
+            if process.code is None and _stat(process.pid):  # it has become another program
                 self.processes.remove(process)
             return
         for each in said:
@@ -183,8 +182,9 @@ class Watch:
                 self.attempt, self.failed_at = process.attempt, None
             if each["what"] == "raised" and (process in self.ranks().values() or each["child"]):
                 self._failed()
-                for other in self.processes:  # how it ended, its parent knows
-                    other.code = each["code"] if other.pid == each["child"] else other.code
+                for other in (other for other in self.processes if other.pid == each["child"]):  # its parent knows
+                    other.code = each["code"]
+                    other.rank = each["index"] if other.rank is None else other.rank
 
     def _failed(self) -> None:
         """Something has failed: ask all others at once, since torchrun is about to end them."""

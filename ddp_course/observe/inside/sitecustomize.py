@@ -103,6 +103,7 @@ class Observer:
                 at=line_of(frames),
                 shown="".join(shown.format()),
                 child=getattr(error, "error_pid", None),  # torch's spawn tells so of a rank
+                index=getattr(error, "error_index", None),
                 code=getattr(error, "exit_code", 1),
             )
         finally:

@@ -52,6 +52,13 @@ def test_messages_of_nccl_show_who_waits_for_whom(watch):
     assert [f"rank {a} waits for rank {b} in recv" in str(said) for a, b in ((0, 1), (1, 2), (2, 0))] == [True] * 3
 
 
+def test_a_message_whose_both_ends_have_come_lacks_nobody(watch):
+    watch.add(0, [call("nccl:send 0->1", is_p2p=True)])
+    watch.add(1, [call("nccl:recv 1<-0", is_p2p=True)])
+    watch.add(2, [])
+    assert (report.hung(watch).code, report.hung(watch).rank) == ("stuck", None)
+
+
 def test_other_sizes_are_a_difference_only_where_a_rank_still_waits(watch):
     sizes = {"size": 5}, {"size": 6}, {"size": 6}
     for rank, size in enumerate(sizes):

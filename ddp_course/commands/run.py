@@ -16,17 +16,19 @@ def main(argv: list[str]) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="ddp-course run",
-        usage="%(prog)s [--limit S] -- COMMAND ...",
+        usage="%(prog)s [--limit S] -- PROGRAM ...",
         description="Run a program as it is, with gloo or NCCL, and say which rank, which call and which line when it "
         "hangs or dies. Until then it runs as without this. The report goes to the standard error; its last line is "
         "for programs.",
-        epilog="Exit status: the command's own, 128 and its number if a signal ended it; 124 if no rank moved and the "
-        "program was ended; 2 the command was not understood or cannot be started. A rank moves if its line or its "
+        epilog="Exit status: 0, or another, as the command's own; 128 and its number if a signal ended it; 124 no rank "
+        "moved, and the program was ended; 2 the command was not understood or cannot be started. A rank moves if its line or its "
         "calls change, or if it computes; one that waits for another does not. While a rank still computes the program "
         "is left to run, and the report says who waits for it.",
     )
     parser.add_argument("--limit", type=float, default=300, metavar="S", help="seconds without a move (default: 300)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="torchrun ..., or python train.py ...")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="PROGRAM", help="torchrun ..., or python train.py ..."
+    )
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command or options.limit <= 0:

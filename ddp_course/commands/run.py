@@ -20,10 +20,10 @@ def main(argv: list[str]) -> int:
         description="Run a program as it is, with gloo or NCCL, and say which rank, which call and which line when it "
         "hangs or dies. Until then it runs as without this. The report goes to the standard error; its last line is "
         "for programs.",
-        epilog="Exit status: 0, or another, as the command's own; 128 and its number if a signal ended it; 124 no rank "
-        "moved, and the program was ended; 2 the command was not understood or cannot be started. A rank moves if its line or its "
-        "calls change, or if it computes; one that waits for another does not. While a rank still computes the program "
-        "is left to run, and the report says who waits for it.",
+        epilog="Exit status: 0, or another, as the program's own; 128 and its number if a signal ended it; 124 no rank "
+        "moved, and the program was ended; 2 the command was not understood or cannot be started. A rank moves if its "
+        "line or its calls change, or if it computes; one that waits for another does not. While a rank still computes "
+        "the program is left to run, and the report says who waits for it.",
     )
     parser.add_argument("--limit", type=float, default=300, metavar="S", help="seconds without a move (default: 300)")
     parser.add_argument(

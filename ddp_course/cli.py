@@ -20,6 +20,7 @@ COMMANDS = {
     "new": "Copy lessons and exercises into a folder of yours.",
     "lint": "Read your own DDP program and say what is wrong with it.",
     "rehearse": "Run your own DDP program on ranks of this machine and say what is wrong with it.",
+    "run": "Run your own program as it is, and say which rank and line when it hangs or dies.",
     "read": "Read the logs of a job that failed and say what it died of.",
     "faults": "Provoke a failure of distributed training on purpose, and see it diagnosed and fixed.",
     "drill": "Solve an incident from the logs that a job leaves.",

@@ -19,6 +19,7 @@ ORDER = (
     ("draw",),
     ("judges",),
     ("grading",),
+    ("observe",),
     ("rehearsal", "diagnose"),
     ("scaling",),
     ("beyond",),

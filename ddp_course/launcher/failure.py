@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_course.launcher.lines import Line, own_frames, own_line, shown_name
@@ -47,7 +48,7 @@ def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
         rank=rank,
         error_type=type(error).__name__,
         message=_text(error),
-        story="\n".join([*_own_frames(shown.stack), *_lost_worker(error, shown.stack), *_causes(error), summary]),
+        story="\n".join([*own_story(shown.stack), *_lost_worker(error, shown.stack), *_causes(error), summary]),
         traceback="".join(shown.format()),
         talking=is_talking(error),
         line=own_line(shown.stack),
@@ -55,7 +56,7 @@ def describe(error: BaseException, rank: int, during: str = "call") -> Failure:
     )
 
 
-def _own_frames(stack: traceback.StackSummary) -> list[str]:
+def own_story(stack: traceback.StackSummary) -> list[str]:
     """The frames a learner can act on, and the name of the library function that raised, if one did."""
     frames, lines = own_frames(stack), []
     left_out = len(frames) - 2 * MOST_FRAMES if len(frames) > 3 * MOST_FRAMES else 0  # a recursion without end
@@ -84,13 +85,13 @@ def _causes(error: BaseException) -> list[str]:
 
 def is_talking(error: BaseException) -> bool:
     """Whether it was raised by communication: a lost peer, a timeout, a mismatch."""
-    import torch.distributed as dist  # here, so that `ddp-course read` does without torch
+    return tells_of_talking([each.__name__ for each in type(error).__mro__], _text(error))
 
-    from ddp_course.launcher.compare_calls import Disagreement
 
-    return isinstance(error, dist.DistError | Disagreement) or (
-        isinstance(error, RuntimeError) and any(sign in _text(error) for sign in _TALKING)
-    )
+def tells_of_talking(kinds: Sequence[str], text: str) -> bool:
+    """The same of an exception of which only the names of its classes and its text are known."""
+    named = "DistError" in kinds or "Disagreement" in kinds  # torch's, and that of `compare_calls.py`
+    return named or "RuntimeError" in kinds and any(sign in text for sign in _TALKING)
 
 
 def in_short(message: str) -> str:

@@ -22,7 +22,7 @@ MESSAGES = ("send", "recv")
 class Collective:
     """One collective, or one message, as a rank entered it."""
 
-    number: int  # counts from 1 since a `mark`, on each channel apart
+    number: int  # counts from 1 since a `mark`, on each channel apart; 0 if nobody has counted
     seq: int  # counts from 1 since the group was made: equal on all ranks that are in step
     op: str  # "all_reduce", "send"
     dtype: str  # "float32"; "" for a barrier
@@ -56,9 +56,8 @@ class Collective:
         payload = size_text(self.n_bytes) if self.sizes else ""
         reduce = "" if self.reduce == "sum" else self.reduce
         facts = ", ".join(filter(None, (tensors, payload, reduce, f"tag {self.tag}" if self.tag else "")))
-        return (
-            f"{self.op} #{self.number}{of}{root}{f' ({facts})' * bool(facts)}{f' on {self.group}' * bool(self.group)}"
-        )
+        number = f" #{self.number}" * bool(self.number)
+        return f"{self.op}{number}{of}{root}{f' ({facts})' * bool(facts)}{f' on {self.group}' * bool(self.group)}"
 
 
 def channel_of(op: str, group: str, members: Sequence[int], tag: int) -> str:

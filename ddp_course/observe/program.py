@@ -1,0 +1,137 @@
+"""How is a command run under observation, so that it notices nothing of it?
+
+It inherits this process's terminal, streams and process group; signals are passed on, and its exit status is returned.
+All that is added is two variables of its environment, a folder that goes with it, and words on the standard error once
+something is wrong.
+
+Read next: `inside/sitecustomize.py`, which those variables bring into its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ddp_course.launcher import janitor
+from ddp_course.observe.watch import Watch
+
+INSIDE = Path(__file__).with_name("inside")
+VARIABLE = "DDP_COURSE_RUN"
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+HUNG = 124  # as the command `timeout` has it
+END_LIMIT_S = 10.0  # after SIGTERM
+CONCLUSIONS = {
+    "hung": "No rank moves, so the program is ended.",
+    "waits": "A rank still computes, so the program is left to run.",
+    "unseen": "Ranks that are not seen here may move, so the program is left to run.",
+}
+
+
+def run(command: Sequence[str], limit_s: float, say: Callable[[str], None]) -> int:
+    """Run a command, and `say` what is wrong once it hangs or dies.
+
+    Returns:
+        Its exit status; 128 and its number if a signal has ended it; `HUNG` if it did not move and was ended.
+    Raises:
+        OSError: the command cannot be started.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ddp-run-"))  # for this user alone
+    cleaner = janitor.start(str(folder))
+    try:
+        watch = Watch(folder, limit_s)
+        try:
+            running = _Run(command, watch, say)
+            try:
+                return running.status()
+            except Exception as error:  # ours; the program is not to suffer from it
+                say(f"watching has failed, and the program goes on without it: {error!r}")
+                return _as_shells_say(running.child.wait())
+        finally:
+            signal.set_wakeup_fd(-1)
+            watch.close()
+    finally:
+        janitor.remove(str(folder))
+        cleaner.kill()
+        cleaner.stdin.close()
+        cleaner.wait()
+
+
+class _Run:
+    """One run of one command."""
+
+    def __init__(self, command: Sequence[str], watch: Watch, say: Callable[[str], None]):
+        self.watch, self.say, self.stopped = watch, say, False
+        path = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH"))))
+        ours, self.bell = socket.socketpair()
+        self.bell.setblocking(False)
+        signal.set_wakeup_fd(self.bell.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *PASSED_ON):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, lambda *_: None)
+        watch.when(ours, self.signalled)
+        self.mark = f"{VARIABLE}={watch.folder}"
+        environment = os.environ | {"PYTHONPATH": path, VARIABLE: str(watch.folder)}
+        self.child = subprocess.Popen(command, env=environment)
+
+    def signalled(self, numbers: bytes) -> None:
+        """Pass signals on; Ctrl-C has reached the command already if both stand in the terminal's foreground."""
+        for number in set(numbers) - {signal.SIGCHLD}:
+            self.stopped = self.stopped or number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number != signal.SIGINT or not _in_foreground():
+                self.child.send_signal(number)
+
+    def status(self) -> int:
+        """Wait for the command's end, and end it if no rank moves."""
+        while self.child.poll() is None:
+            self.watch.listen(END_LIMIT_S if self.stopped else self.watch.until_next())
+            if self.stopped or self.watch.until_next() > 0:
+                continue
+            if found := self.watch.found():
+                self.report(CONCLUSIONS[found])
+            if found == "hung":
+                self.end()
+                return HUNG
+        self.watch.finish()
+        code = self.child.returncode
+        if code and not self.stopped and self.watch.failed_at is not None:
+            self.report("", ended=True)
+        return _as_shells_say(code)
+
+    def report(self, last: str, ended: bool = False) -> None:
+        """Say which rank failed first, or else who waits for whom."""
+        from ddp_course.observe.report import failed, hung  # with torch: not before something is wrong
+
+        if not ended and self.watch.failed_at is None:
+            self.watch.where()
+        error = failed(self.watch) or (None if ended else hung(self.watch))
+        if error:
+            self.say("\n".join(filter(None, (error.report, last, error.log_line))))
+
+    def end(self) -> None:
+        """Ask the command to end, as a launcher would be asked, and see to it that nothing of it stays."""
+        self.child.terminate()
+        deadline = time.monotonic() + END_LIMIT_S
+        while self.child.poll() is None and time.monotonic() < deadline:
+            self.watch.listen(deadline - time.monotonic())
+        if os.path.isdir("/proc"):
+            janitor.kill_marked(self.mark)
+        self.child.kill()
+        self.child.wait()
+
+
+def _as_shells_say(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # no terminal, or no standard input
+        return False

@@ -13,6 +13,10 @@ GIVEN_UP = "Timed out waiting 3000ms"
 SAYS = {
     "loss-not-divided": ("the gradient is 4.00 times that of all rows", "1.00 times"),
     "no-sync-a-step-off": ("after 2 steps the ranks' weights differ by 0.086", "differ by 0.000"),
+    "second-backward-not-averaged": ("the ranks' gradients differ by 0.310", "differ by 0.000"),
+    "sync-decided-after-the-forward": ("after 3 steps the ranks' weights differ by 0.032", "differ by 0.000"),
+    "unfrozen-after-wrapping": ("backbones differ by 0.039, their heads by 0.000", "backbones differ by 0.000"),
+    "wrapper-bypassed": ("after 5 steps the ranks' weights differ by 0.233", "differ by 0.000"),
 }
 FORM = '''\
 """The sum is not divided.

@@ -11,11 +11,15 @@ from ddp_course.diagnose.faults.incidents import ALL, ROOMS, Started, read
 GIVEN_UP = "Timed out waiting 3000ms"
 # Incident -> what its broken program says, and what the cured one says.
 SAYS = {
+    "epoch-walked-twice-after-resume": ("16 steps were counted, 12 are planned", "12 steps were counted"),
     "loss-not-divided": ("the gradient is 4.00 times that of all rows", "1.00 times"),
     "no-sync-a-step-off": ("after 2 steps the ranks' weights differ by 0.086", "differ by 0.000"),
     "second-backward-not-averaged": ("the ranks' gradients differ by 0.310", "differ by 0.000"),
+    "split-by-each-ranks-seed": ("of the ranks' 40 validation rows are trained on", "0 of the ranks' 40"),
+    "stream-repeated-by-workers": ("64 lines were read, 32 of them different", "32 lines were read, 32 of them"),
     "sync-decided-after-the-forward": ("after 3 steps the ranks' weights differ by 0.032", "differ by 0.000"),
     "unfrozen-after-wrapping": ("backbones differ by 0.039, their heads by 0.000", "backbones differ by 0.000"),
+    "weighted-draws-alike": ("32 of 32 draws are the same on both ranks", "0 of 32 draws"),
     "wrapper-bypassed": ("after 5 steps the ranks' weights differ by 0.233", "differ by 0.000"),
 }
 FORM = '''\

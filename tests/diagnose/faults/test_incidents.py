@@ -12,9 +12,11 @@ GIVEN_UP = "Timed out waiting 3000ms"
 # Incident -> what its broken program says, and what the cured one says.
 SAYS = {
     "epoch-walked-twice-after-resume": ("16 steps were counted, 12 are planned", "12 steps were counted"),
+    "evaluated-with-each-ranks-buffers": ("in the log,", "with what was saved"),
     "loss-not-divided": ("the gradient is 4.00 times that of all rows", "1.00 times"),
     "no-sync-a-step-off": ("after 2 steps the ranks' weights differ by 0.086", "differ by 0.000"),
     "one-batch-more": (GIVEN_UP, "each rank took 5 steps, 100 rows in all"),
+    "plateau-of-the-local-loss": ("learning rates are 0.1000 and 0.0125", "are 0.1000 and 0.1000"),
     "second-backward-not-averaged": ("the ranks' gradients differ by 0.310", "differ by 0.000"),
     "split-by-each-ranks-seed": ("of the ranks' 40 validation rows are trained on", "0 of the ranks' 40"),
     "stopped-by-one-rank": (GIVEN_UP, "rank 0 stops after epoch 2"),

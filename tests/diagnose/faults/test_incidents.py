@@ -11,8 +11,10 @@ from ddp_course.diagnose.faults.incidents import ALL, ROOMS, Started, read
 GIVEN_UP = "Timed out waiting 3000ms"
 # Incident -> what its broken program says, and what the cured one says.
 SAYS = {
+    "all-reduce-not-waited-for": ("the step used 0.50, not 1.50", "gradient 1.50, the mean is 1.50"),
     "epoch-walked-twice-after-resume": ("16 steps were counted, 12 are planned", "12 steps were counted"),
     "evaluated-with-each-ranks-buffers": ("in the log,", "with what was saved"),
+    "last-stage-never-reduces": ("the gradients of stage 1 differ by 11.30", "stage 1 differ by 0.00"),
     "loss-not-divided": ("the gradient is 4.00 times that of all rows", "1.00 times"),
     "no-sync-a-step-off": ("after 2 steps the ranks' weights differ by 0.086", "differ by 0.000"),
     "one-batch-more": (GIVEN_UP, "each rank took 5 steps, 100 rows in all"),

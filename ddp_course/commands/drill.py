@@ -12,23 +12,13 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from ddp_course.diagnose.drill import (
-    BLAMED,
-    CHANNELS,
-    HINTS,
-    LEGEND,
-    LEVELS,
-    MUSEUM,
-    OF_MUSEUM,
-    RANKS,
-    Faults,
-    drawn,
-    exhibit,
-)
+from ddp_course.diagnose.drill import BLAMED, CHANNELS, HINTS, LEGEND, LEVELS, RANKS, Faults, drawn
 from ddp_course.diagnose.drill_job import happen
 from ddp_course.diagnose.faults.catalogue import FAULTS
 from ddp_course.diagnose.faults.fault import started
+from ddp_course.diagnose.faults.incidents import exhibit
 
+MUSEUM, OF_MUSEUM = 11, "a program that failed in a real project: a line is wrong, or something is missing beside it"
 POINTS = 5  # for each fault; a hint costs one
 TITLES = {name: FAULTS[name].title for name in BLAMED if name in FAULTS} | {  # and what the failure lab does not have
     "killed": "One rank is killed from outside",
@@ -63,9 +53,7 @@ Exit status: 0 the incident or a hint is shown, or all faults are named and no o
     parser.add_argument("--seed", type=int, default=0, help="another incident of that level (default: 0)")
     parser.add_argument("--into", type=Path, help="a new or empty folder for the logs (default: a temporary one)")
     parser.add_argument("--hint", action="count", default=0, help="a hint; beside --answer: one for each you have read")
-    parser.add_argument(
-        "--answer", action="append", metavar="FAULT[:RANK]", help="what you found, see below; once for each"
-    )
+    parser.add_argument("--answer", action="append", metavar="FAULT[:RANK]", help="what you found; once for each fault")
     options = parser.parse_args(argv)
     try:
         if options.level == MUSEUM:
@@ -128,9 +116,8 @@ Which line is wrong, or beside which is something missing? Answer with
   {call}
 Instead of it, --hint says how it was found."""
     print(
-        f"The program train.py and the logs of its ranks are in {folder}, and README.txt there says again what follows."
+        f"train.py and the logs of its ranks are in {folder}, and README.txt there says again what follows.\n\n{told}"
     )
-    print(f"\n{told}")
     (folder / "README.txt").write_text(told + "\n", "utf-8")
     return 0
 

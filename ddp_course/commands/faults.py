@@ -48,9 +48,9 @@ def listing() -> str:
     """One line a fault, and below them one an incident."""
     width = max(map(len, FAULTS | INCIDENTS))
     faults, incidents = (
-        "\n".join(f"{fault.name:{width}}  {fault.title}" for fault in group.values()) for group in (FAULTS, INCIDENTS)
+        [f"{each.name:{width}}  {each.title}" for each in kind.values()] for kind in (FAULTS, INCIDENTS)
     )
-    return f"{faults}\n\nreal incidents\n\n{incidents}"
+    return "\n".join([*faults, "", "real incidents", "", *incidents])
 
 
 def code(fault: Fault) -> str:

@@ -20,8 +20,6 @@ from itertools import combinations, product
 from pathlib import Path
 from statistics import median
 
-from ddp_course.diagnose.faults import incidents
-
 RANKS, STEPS, EPOCHS, BATCH = 3, 12, 3, 4
 ROWS = STEPS // EPOCHS * RANKS * BATCH
 NOISE_MS = 10  # what a rank that is not slow may take at most, as a median
@@ -48,7 +46,6 @@ LEVELS = {
     9: (3, ("rows", "weights", "time"), "three at once: rows, weights and time"),
     10: (3, tuple(CHANNELS), "three at once, of all there are"),
 }
-MUSEUM, OF_MUSEUM = 11, "a program that failed in a real project: a line is wrong, or something is missing beside it"
 LEGEND = f"""\
 A run has {EPOCHS} epochs of {STEPS // EPOCHS} steps, and {ROWS} rows of data: in each step each of the {RANKS} ranks
 reads {BATCH}. A line of a log is a step, written when the step is over:
@@ -99,13 +96,6 @@ def drawn(level: int, seed: int) -> Incident:
     faults = {fault: choose.randrange(RANKS) if BLAMED[fault] else None for fault in sorted(names)}
     cold = (faults.get("straggler", -1) + choose.choice((1, 2))) % RANKS
     return Incident(faults, choose.randrange(STEPS // 2, STEPS - 1), cold, choose.randrange(2**31))
-
-
-def exhibit(seed: int) -> incidents.Incident:
-    """Return the museum's program of this seed: seeds in a row repeat none too soon."""
-    names = sorted(incidents.ALL)
-    random.Random(MUSEUM).shuffle(names)
-    return incidents.ALL[names[seed % len(names)]]
 
 
 def _kinds(level: int) -> list[tuple[str, ...]]:

@@ -4,9 +4,9 @@ import pytest
 
 from ddp_course import cli
 from ddp_course.commands import drill as command
-from ddp_course.diagnose.drill import CHANNELS, LEVELS, MUSEUM, drawn, exhibit, solve
+from ddp_course.diagnose.drill import CHANNELS, LEVELS, drawn, solve
 from ddp_course.diagnose.drill_job import happen
-from ddp_course.diagnose.faults import incidents
+from ddp_course.diagnose.faults.incidents import ALL, exhibit
 from ddp_course.diagnose.logs import read
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_is_taken_stays_as_it_is(tmp_path, capsys):
 
 
 SEED = next(seed for seed in range(99) if exhibit(seed).name == "no-sync-a-step-off")
-OF_MUSEUM = ["--level", str(MUSEUM), "--seed", str(SEED)]
+OF_MUSEUM = ["--level", str(command.MUSEUM), "--seed", str(SEED)]
 
 
 @pytest.mark.slow
@@ -158,6 +158,6 @@ def test_a_line_of_the_museum_is_judged(capsys):
 
 
 def test_seeds_in_a_row_show_each_program_of_the_museum_once():
-    shown = [exhibit(seed).name for seed in range(2 * len(incidents.ALL))]
-    assert sorted(shown[: len(incidents.ALL)]) == sorted(incidents.ALL) and shown == 2 * shown[: len(incidents.ALL)]
-    assert shown[: len(incidents.ALL)] != sorted(incidents.ALL)
+    shown = [exhibit(seed).name for seed in range(2 * len(ALL))]
+    assert sorted(shown[: len(ALL)]) == sorted(ALL) and shown == 2 * shown[: len(ALL)]
+    assert shown[: len(ALL)] != sorted(ALL)

@@ -10,6 +10,7 @@ Read next: `fault.py`, which starts torchrun; `commands/drill.py`, whose level 1
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from dataclasses import dataclass
@@ -97,18 +98,10 @@ def read(path: Path) -> Incident:
         compile("\n".join(cured), path.name, "exec")
     except SyntaxError as error:
         need(False, end, "comments `# cure:` that give a program", f"{error.msg}: {error.text}")
-    return Incident(
-        name=path.stem.replace("_", "-"),
-        title=said["title"].rstrip("."),
-        seen=said["Seen"],
-        found=said["Found"],
-        cure=said["Cure"],
-        met_at=f"https://github.com/{thread[1]}/issues/{thread[2]}",
-        ranks=int(ranks),
-        broken="\n".join(broken) + "\n",
-        cured="\n".join(cured) + "\n",
-        lines=tuple(sorted(n for n in touched if 0 < n <= len(broken) and broken[n - 1])),
-    )
+    name, address = path.stem.replace("_", "-"), f"https://github.com/{thread[1]}/issues/{thread[2]}"
+    words = (name, said["title"].rstrip("."), said["Seen"], said["Found"], said["Cure"], address)
+    beside = sorted(n for n in touched if 0 < n <= len(broken) and broken[n - 1])
+    return Incident(*words, int(ranks), "\n".join([*broken, ""]), "\n".join([*cured, ""]), tuple(beside))
 
 
 @dataclass(frozen=True)
@@ -139,21 +132,19 @@ class Started:
         return Diagnosis(self.name, None, errors[0][1].removeprefix("AssertionError: "), seconds, report)
 
 
-def fault_of(incident: Incident) -> Fault:
+def fault_of(it: Incident) -> Fault:
     """Return the incident as the failure lab shows its faults."""
-    return Fault(
-        name=incident.name,
-        title=incident.title,
-        symptom=incident.seen,
-        cause=f"{incident.title}. How it is found: {incident.found}",
-        cure=incident.cure,
-        met_at=incident.met_at,
-        provoke=Started(incident.name, incident.ranks, incident.broken),
-        fix=Started(incident.name, incident.ranks, incident.cured),
-    )
+    provoke, fix = (Started(it.name, it.ranks, text) for text in (it.broken, it.cured))
+    cause = f"{it.title}. How it is found: {it.found}"
+    return Fault(it.name, it.title, it.seen, cause, it.cure, it.met_at, provoke, fix)
 
 
-ALL = {
-    each.name: each for room in ROOMS for path in sorted(room.glob("programs/incidents/*.py")) for each in [read(path)]
-}
-INCIDENTS: dict[str, Fault] = {name: fault_of(incident) for name, incident in ALL.items()}
+def exhibit(seed: int) -> Incident:
+    """Return the incident of a seed, in an order of the museum's own: seeds in a row repeat none too soon."""
+    names = random.Random(0).sample(sorted(ALL), len(ALL))
+    return ALL[names[seed % len(names)]]
+
+
+FILES = [path for room in ROOMS for path in sorted(room.glob("programs/incidents/*.py"))]
+ALL = {each.name: each for each in map(read, FILES)}
+INCIDENTS: dict[str, Fault] = {name: fault_of(each) for name, each in ALL.items()}

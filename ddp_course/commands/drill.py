@@ -3,6 +3,7 @@
 ddp-course drill --level 3 --seed 7                     # runs the incident, and says where its logs are
 ddp-course drill --level 3 --seed 7 --hint              # a hint
 ddp-course drill --level 3 --seed 7 --answer drift:1    # a fault and its rank; one --answer for each fault
+ddp-course drill --level 11 --seed 7 --answer 19        # a program of the museum: the number of a wrong line
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from ddp_course.diagnose.drill import BLAMED, CHANNELS, HINTS, LEGEND, LEVELS, RANKS, Faults, drawn
 from ddp_course.diagnose.drill_job import happen
 from ddp_course.diagnose.faults.catalogue import FAULTS
+from ddp_course.diagnose.faults.fault import started
+from ddp_course.diagnose.faults.incidents import exhibit
 
+MUSEUM, OF_MUSEUM = 11, "a program that failed in a real project: a line is wrong, or something is missing beside it"
 POINTS = 5  # for each fault; a hint costs one
 TITLES = {name: FAULTS[name].title for name in BLAMED if name in FAULTS} | {  # and what the failure lab does not have
     "killed": "One rank is killed from outside",
@@ -35,6 +39,7 @@ Levels, and what is new in each:
 
 Answers:
 {answers()}
+  {"LINE":23}  At level {MUSEUM}: the number of a line that is wrong, or beside which something is missing
 
 Points: {POINTS} for each fault that you name on its rank, less {POINTS} for each named fault that is not there, but
 never below 0. Each hint costs 1: nothing is stored, so you say yourself how many you have read, by as many
@@ -44,15 +49,17 @@ Exit status: 0 the incident or a hint is shown, or all faults are named and no o
 2 an argument is wrong, or this machine is too busy for an incident: try again.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--level", type=int, default=1, choices=LEVELS, help="see below (default: 1)")
+    parser.add_argument("--level", type=int, default=1, choices=[*LEVELS, MUSEUM], help="see below (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="another incident of that level (default: 0)")
     parser.add_argument("--into", type=Path, help="a new or empty folder for the logs (default: a temporary one)")
     parser.add_argument("--hint", action="count", default=0, help="a hint; beside --answer: one for each you have read")
     parser.add_argument("--answer", action="append", metavar="FAULT[:RANK]", help="what you found; once for each fault")
     options = parser.parse_args(argv)
-    true = drawn(options.level, options.seed).faults
-    call = f"ddp-course drill --level {options.level} --seed {options.seed} --answer FAULT[:RANK]"
     try:
+        if options.level == MUSEUM:
+            return museum(options)
+        true = drawn(options.level, options.seed).faults
+        call = f"ddp-course drill --level {options.level} --seed {options.seed} --answer FAULT[:RANK]"
         if options.answer:
             return judged(understood(options.answer), true, options.hint)
         if options.hint:
@@ -66,6 +73,52 @@ Exit status: 0 the incident or a hint is shown, or all faults are named and no o
     print(f"A job of {RANKS} ranks left its logs in {folder}, and README.txt there says again what follows.\n")
     print(told := asked(options.level, counted(true), call))
     (folder / "README.txt").write_text(told + "\n")
+    return 0
+
+
+def museum(options: argparse.Namespace) -> int:
+    """Run a program of the museum and ask for its wrong line, or give its hint, or judge an answer.
+
+    Raises:
+        ValueError: the answer is not one line of the program.
+    """
+    incident = exhibit(options.seed)
+    program = incident.broken.splitlines()
+    call = f"ddp-course drill --level {MUSEUM} --seed {options.seed} --answer LINE"
+    if options.answer:
+        if len(options.answer) > 1 or options.answer[0] not in map(str, range(1, len(program) + 1)):
+            raise ValueError(f"name one line by its number, from 1 to {len(program)}")
+        if int(options.answer[0]) not in incident.lines:
+            print(f"✗ line {options.answer[0]}\nnot yet: 0 of {POINTS} points; --hint says how it was found")
+            return 1
+        print(f"✓ line {options.answer[0]}\nsolved: {POINTS - min(options.hint, 1)} of {POINTS} points")
+        print(f"cause: {incident.title}.\ncure: {incident.cure}\nmet at: {incident.met_at}")
+        return 0
+    if options.hint:
+        print(f"{incident.found}\nIt costs a point: answer with {call} --hint")
+        return 0
+    folder = emptied(options.into)
+    _, said = started(incident.broken, incident.ranks)
+    (folder / "train.py").write_text(incident.broken, "utf-8")
+    for rank, text in enumerate(said):
+        (folder / f"rank{rank}.log").write_text(text, "utf-8")
+    numbered = "\n".join(f"{number:3}  {line}".rstrip() for number, line in enumerate(program, 1))
+    words = "\n".join(f"--- rank {rank} ---\n{text or '(nothing)'}" for rank, text in enumerate(said))
+    told = f"""Level {MUSEUM}: {OF_MUSEUM}.
+
+{numbered}
+
+What the {incident.ranks} ranks print:
+{words}
+What people saw: {incident.seen}
+
+Which line is wrong, or beside which is something missing? Answer with
+  {call}
+Instead of it, --hint says how it was found."""
+    print(
+        f"train.py and the logs of its ranks are in {folder}, and README.txt there says again what follows.\n\n{told}"
+    )
+    (folder / "README.txt").write_text(told + "\n", "utf-8")
     return 0
 
 
@@ -85,7 +138,8 @@ and one more --answer for each further fault. Instead of it, --hint gives a hint
 
 def levels() -> str:
     """One line a level."""
-    return "\n".join(f"  {level:2}  {new}" for level, (_, _, new) in LEVELS.items())
+    new = {level: words for level, (_, _, words) in LEVELS.items()} | {MUSEUM: OF_MUSEUM}
+    return "\n".join(f"  {level:2}  {words}" for level, words in new.items())
 
 
 def answers() -> str:

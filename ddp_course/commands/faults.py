@@ -14,8 +14,9 @@ import sys
 import textwrap
 from dataclasses import asdict
 
-from ddp_course.diagnose.faults.catalogue import FAULTS
+from ddp_course.diagnose.faults.catalogue import FAULTS, INCIDENTS
 from ddp_course.diagnose.faults.fault import Diagnosis, Fault
+from ddp_course.diagnose.faults.incidents import Started
 from ddp_course.diagnose.faults.rehearsed import Rehearsed
 
 
@@ -30,27 +31,31 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--code", action="store_true", help="show both programs instead of running them")
     parser.add_argument("--json", action="store_true", help="one JSON object for each fault")
     options = parser.parse_args(argv)
-    if unknown := [name for name in options.names if name not in FAULTS and name != "all"]:
+    known = FAULTS | INCIDENTS
+    if unknown := [name for name in options.names if name not in known and name != "all"]:
         parser.error(f"no fault is called {unknown[0]!r}; `ddp-course faults` lists them")
-    chosen = list(FAULTS) if "all" in options.names else options.names
+    chosen = list(known) if "all" in options.names else options.names
     if not chosen:
         print(listing())
         return 0
     if options.code:
-        print("\n\n".join(code(FAULTS[name]) for name in chosen))
+        print("\n\n".join(code(known[name]) for name in chosen))
         return 0
-    return max([run(FAULTS[name], options.json) for name in chosen])
+    return max([run(known[name], options.json) for name in chosen])
 
 
 def listing() -> str:
-    """One line a fault."""
-    width = max(map(len, FAULTS))
-    return "\n".join(f"{fault.name:{width}}  {fault.title}" for fault in FAULTS.values())
+    """One line a fault, and below them one an incident."""
+    width = max(map(len, FAULTS | INCIDENTS))
+    faults, incidents = (
+        [f"{each.name:{width}}  {each.title}" for each in kind.values()] for kind in (FAULTS, INCIDENTS)
+    )
+    return "\n".join([*faults, "", "real incidents", "", *incidents])
 
 
 def code(fault: Fault) -> str:
-    """The broken program and the fixed one; of a rehearsed one, the whole text with the lines that differ."""
-    if isinstance(fault.provoke, Rehearsed):
+    """The broken program and the fixed one; of one that is a text, all of it with the lines that differ."""
+    if isinstance(fault.provoke, Rehearsed | Started):
         broken, fixed = fault.provoke.text.splitlines(), fault.fix.text.splitlines()
         return "\n".join(difflib.unified_diff(broken, fixed, "broken", "fixed", lineterm="", n=len(broken)))
     return f"{inspect.getsource(fault.provoke)}\n\n{inspect.getsource(fault.fix)}"

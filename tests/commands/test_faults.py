@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ddp_course.commands import faults as cli
-from ddp_course.diagnose.faults.catalogue import FAULTS
+from ddp_course.diagnose.faults.catalogue import FAULTS, INCIDENTS
 from ddp_course.diagnose.faults.fault import Diagnosis
 
 QUICK = "world-size-mismatch"  # it is reported at once
@@ -13,8 +13,10 @@ QUICK = "world-size-mismatch"  # it is reported at once
 
 def test_without_a_name_all_are_listed(capsys):
     assert cli.main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(FAULTS)
+    faults, title, incidents = capsys.readouterr().out.split("\n\n")
+    assert title == "real incidents"
+    for listed, known in ((faults, FAULTS), (incidents, INCIDENTS)):
+        assert [line.split()[0] for line in listed.splitlines()] == list(known)
 
 
 def test_an_unknown_name_is_said(capsys):
@@ -34,6 +36,17 @@ def test_one_fault_from_symptom_to_cure(capsys, nothing_left):
     assert cli.main([QUICK]) == 0
     shown = capsys.readouterr().out
     words = ("what you see", "the report", "rank 1 has 3", "diagnosis", f"{QUICK}, rank 1", "cause", "cure", "fixed")
+    places = [shown.index(word) for word in words]
+    assert places == sorted(places)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_an_incident_from_what_people_saw_to_its_thread(capsys, nothing_left):
+    assert cli.main(["loss-not-divided"]) == 0
+    shown = capsys.readouterr().out
+    words = ("the printed loss is four times", "the report", "rank 1: ", "diagnosis", "How it is found")
+    words += ("divide each micro-batch's", "https://github.com/agokrani/distillKitPlus/issues/5", "1.00 times")
     places = [shown.index(word) for word in words]
     assert places == sorted(places)
 

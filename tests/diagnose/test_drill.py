@@ -6,6 +6,7 @@ from ddp_course import cli
 from ddp_course.commands import drill as command
 from ddp_course.diagnose.drill import CHANNELS, LEVELS, drawn, solve
 from ddp_course.diagnose.drill_job import happen
+from ddp_course.diagnose.faults.incidents import ALL, exhibit
 from ddp_course.diagnose.logs import read
 
 
@@ -118,3 +119,45 @@ def test_a_folder_that_is_taken_stays_as_it_is(tmp_path, capsys):
     below = tmp_path / "rank0.log" / "below"
     assert cli.main(["drill", "--into", str(below)]) == 2 and str(below) in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+SEED = next(seed for seed in range(99) if exhibit(seed).name == "no-sync-a-step-off")
+OF_MUSEUM = ["--level", str(command.MUSEUM), "--seed", str(SEED)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_program_of_the_museum_is_run_and_shown_without_its_cause(tmp_path, capsys, nothing_left):
+    assert command.main([*OF_MUSEUM, "--into", str(tmp_path)]) == 0
+    said, incident = capsys.readouterr().out, exhibit(SEED)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.txt", "rank0.log", "rank1.log", "train.py"]
+    assert (tmp_path / "train.py").read_text() == incident.broken and (tmp_path / "README.txt").read_text() in said
+    assert "\n 19      last = i % accumulate == 0\n" in said and incident.seen in said and "--answer LINE" in said
+    for rank in range(2):
+        words = (tmp_path / f"rank{rank}.log").read_text()
+        assert words in said and "the ranks' weights differ by 0.086" in words
+    for hidden in (incident.title, incident.found, incident.cure, incident.met_at, incident.name, "(i + 1) %"):
+        assert hidden not in said.replace("if (i + 1) % accumulate == 0:", "")
+
+
+def test_a_line_of_the_museum_is_judged(capsys):
+    for words, status, said in (
+        (["19"], 0, "✓ line 19\nsolved: 5 of 5 points\ncause: Gradients are averaged in the first micro-batch"),
+        (["19", "--hint", "--hint"], 0, "solved: 4 of 5"),  # there is but one hint
+        (["19"], 0, "FunASR/issues/3472"),
+        (["22"], 1, "✗ line 22\nnot yet: 0 of 5"),
+    ):
+        assert command.main([*OF_MUSEUM, "--answer", *words]) == status
+        assert said in capsys.readouterr().out
+    assert command.main([*OF_MUSEUM, "--hint"]) == 0
+    assert "on two ranks just before" in capsys.readouterr().out
+    for words in (["0"], ["99"], ["drift"], ["19", "--answer", "20"]):
+        with pytest.raises(SystemExit) as ended:
+            command.main([*OF_MUSEUM, "--answer", *words])
+        assert ended.value.code == 2 and "name one line by its number, from 1 to 3" in capsys.readouterr().err
+
+
+def test_seeds_in_a_row_show_each_program_of_the_museum_once():
+    shown = [exhibit(seed).name for seed in range(2 * len(ALL))]
+    assert sorted(shown[: len(ALL)]) == sorted(ALL) and shown == 2 * shown[: len(ALL)]
+    assert shown[: len(ALL)] != sorted(ALL)

@@ -1,7 +1,7 @@
 """Which faults are there, in the order in which lesson 12 meets them?
 
 First those that are loud: the ranks do not meet, or they meet and then wait for each other. Then what else people file
-about DDP, and those that say nothing and only train worse.
+about DDP, and those that say nothing and only train worse. `INCIDENTS` are programs of real projects, each a file.
 
 Read next: the file of a family, such as `collectives.py`.
 """
@@ -19,6 +19,9 @@ from ddp_course.diagnose.faults import (
     silent,
 )
 from ddp_course.diagnose.faults.fault import Fault
+from ddp_course.diagnose.faults.incidents import INCIDENTS
+
+__all__ = ["FAULTS", "FILED", "INCIDENTS", "LOUD", "SILENT"]
 
 LOUD = (meeting, collectives, branches, loops, processes, docker)
 FILED = (filed,)

@@ -11,14 +11,19 @@ Read next: `collectives.py`, three faults to begin with; `catalogue.py` has them
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ddp_course.diagnose.recognise import Diagnosis, recognise
 from ddp_course.launcher import RankError, RankPool
 
-__all__ = ["Diagnosis", "Fault", "watch"]
+__all__ = ["Diagnosis", "Fault", "started", "watch"]
 
 TIMEOUT_S = 2.0  # the patience of ranks here: torch's own is 30 minutes, 10 under NCCL
 
@@ -81,3 +86,43 @@ def watch(
     except RankError as error:
         found = recognise(error)
     return replace(found, seconds=time.monotonic() - begin)
+
+
+def started(
+    program: str, ranks: int = 1, *, module: str = "torch.distributed.run", limit_s: float = 120
+) -> tuple[int, list[str]]:
+    """Run the text of a program as torchrun does, on CPUs, in a temporary folder under the name train.py.
+
+    Args:
+        module: the launcher, to be run by `python -m`.
+        limit_s: after so long the launcher is told to end its ranks; imports included.
+    Returns:
+        The launcher's exit status, and what each rank printed, on its output and then on its error stream.
+    Raises:
+        TimeoutError: the ranks did not end.
+        RuntimeError: no rank was started; has the launcher's words.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddp_course_") as folder:
+        script, logs = Path(folder, "train.py"), Path(folder, "logs")
+        script.write_text(program, "utf-8")
+        options = ["--standalone", "--nproc-per-node", str(ranks), "--log-dir", str(logs), "--redirects", "3"]
+        # One thread a rank: so says torchrun, too, but with a warning.
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        call = [sys.executable, "-m", module, *options, str(script)]
+        with subprocess.Popen(call, env=environment, stdout=-1, stderr=-2, text=True) as launcher:
+            try:
+                words, _ = launcher.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                launcher.terminate()  # not kill, which would leave the ranks behind
+                try:
+                    launcher.wait(60)
+                finally:
+                    launcher.kill()
+                raise TimeoutError(f"the {ranks} ranks did not end within {limit_s:.0f} s") from None
+        said = []
+        for rank in range(ranks):
+            files = [path for name in ("stdout", "stderr") for path in logs.glob(f"*/attempt_0/{rank}/{name}.log")]
+            said.append("".join(path.read_text("utf-8") for path in files).replace(f"{folder}{os.sep}", ""))
+            if not files:
+                raise RuntimeError(f"no rank {rank} was started: {words}")
+    return launcher.returncode, said

@@ -8,13 +8,9 @@ Read next: `silent.py`, more that says nothing.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ddp_course.diagnose.faults.fault import Diagnosis, Fault, watch
+from ddp_course.diagnose.faults.fault import Diagnosis, Fault, started, watch
 from ddp_course.diagnose.recognise import recognise
 
 # --- Loud ------------------------------------------------------------------------------------------
@@ -37,12 +33,8 @@ READS = "import os\nprint('local rank', int(os.environ['LOCAL_RANK']))\n"
 
 def _started(module: str, program: str) -> Diagnosis:
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "train.py"
-        script.write_text(program)
-        call = [sys.executable, "-m", module, "--nproc-per-node", "1", "--master-port", "0", str(script)]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=120)
-    found = recognise(done.stderr) if done.returncode else Diagnosis(None, None, done.stdout.strip())
+    status, [said] = started(program, module=module)
+    found = recognise(said) if status else Diagnosis(None, None, said.strip())
     return replace(found, seconds=time.monotonic() - begin)
 
 

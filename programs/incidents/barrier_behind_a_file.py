@@ -1,7 +1,7 @@
 """Only the ranks that find no cache file reach the barrier.
 
 Seen: the first start hangs in the import, with an empty cache; later starts do not.
-Found: every rank prints whether the file is there just before the `if`: the ranks disagree.
+Found: print on every rank, just before the `if`, whether the file is there: the ranks disagree.
 Cure: take the barrier out of the `if`: what a rank finds on disk must not decide whether it communicates.
 Met at: unslothai/unsloth-zoo#967
 """

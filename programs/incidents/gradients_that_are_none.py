@@ -34,7 +34,7 @@ for parameter in model.parameters():
     dist.all_reduce(parameter.grad)
     parameter.grad /= world_size
 
-for task, batch in zip(TASKS, batches):
+for task, batch in zip(TASKS, batches, strict=True):
     (loss_of(one_process, task, batch) / len(TASKS)).backward()
 mine, expected = model[TASKS[rank]].weight.grad, one_process[TASKS[rank]].weight.grad
 apart = (mine - expected).norm() / expected.norm()

@@ -258,7 +258,7 @@ class Swells:
     ("content", "said"),
     [
         (archive(pickle.dumps({"a": Swells()}, 2)), "was refused: it holds a bytearray"),
-        (archive(storage=bytes(1 << 28), how=zipfile.ZIP_DEFLATED), "data.pkl is compressed, which save_checkpoint never"),
+        (archive(storage=bytes(1 << 28), how=zipfile.ZIP_DEFLATED), "compressed, which save_checkpoint never"),
         (archive(b""), "is sealed, but what is in it is no checkpoint"),
         (archive(b"\x80\x02."), "IndexError"),
         (archive(storage=bytes(8)), "is sealed, but what is in it is no checkpoint"),

@@ -24,7 +24,7 @@ MOST_CURES, MOST_LINES, WIDTH = 4, 40, 88  # of a program without its docstring
 
 _LINE = re.compile(r"(\s*)(.*?)(?:\s*# cure:(?: ?(.*)))?")  # indent, code, and what the cure has in its place
 _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception): .*)", re.MULTILINE)
-_AS_IT_SHOULD = re.compile(r"AssertionError|RuntimeError|torch\.distributed\.\w+")
+_AS_IT_SHOULD = re.compile(r"(?:Assertion|Runtime|Value)Error|torch\.distributed\.\w+")
 _ECHO = re.compile(r"Connection (?:closed|reset) by peer")  # another rank has failed before
 
 

@@ -26,6 +26,45 @@ SAYS = {
     "sync-decided-after-the-forward": ("after 3 steps the ranks' weights differ by 0.032", "differ by 0.000"),
     "unfrozen-after-wrapping": ("backbones differ by 0.039, their heads by 0.000", "backbones differ by 0.000"),
     "weighted-draws-alike": ("32 of 32 draws are the same on both ranks", "0 of 32 draws"),
+    "norm-of-a-shard": (
+        "clipped by a norm of 3.67, the gradient's is 5.39; clipped to 1.0, it has 1.41",
+        "a norm of 5.39 clipped to 1.00",
+    ),
+    "gathered-into-one-tensor": (
+        "gathered [67.16, 67.16]: the loss is 1.119, one process has 1.137",
+        "gathered [69.28, 67.16]: the loss is 1.137, one process has 1.137",
+    ),
+    "one-generator-for-all-ranks": (
+        "498 of 2000 dropout decisions differ after the resume",
+        "0 of 2000 dropout decisions differ after the resume",
+    ),
+    "schedule-over-too-soon": (
+        "the learning rate is 0 from step 50 of 100 on",
+        "100 of 100 steps have a learning rate above 0",
+    ),
+    "loss-reduced-in-place": ("the gradient is 0.50 times that of one process", "loss 1.238"),
+    "gradients-that-are-none": (
+        "a head's gradient differs from one process's by 189% of its norm",
+        "a head's gradient differs from one process's by 0% of its norm",
+    ),
+    "average-of-recalls": ("the ranks' recall is 0.760, that of all 1000 rows 0.805", "recall 0.805 of 313 positives"),
+    "reduced-a-copy": ("; one process has 1.041", "reports a loss of 1.041; one process has 1.041"),
+    "a-seed-for-each-sampler": (
+        "of 1000 samples, 245 are never drawn, 245 twice",
+        "of 1000 samples, 0 are never drawn, 0 twice",
+    ),
+    "counts-in-bfloat16": (
+        "[2386, 2562, 2758, 4294] tokens were routed, [2400.0, 2560.0, 2752.0, 4288.0] counted",
+        "[2386, 2562, 2758, 4294] tokens were routed, [2386, 2562, 2758, 4294] counted",
+    ),
+    "bad-loss-skipped-by-one-rank": (GIVEN_UP, "both ranks took 3 of 4 steps"),
+    "best-on-one-rank": (GIVEN_UP, "epochs [0, 1] saved, the best loss is 0.45"),
+    "first-rank-of-the-group": ("ValueError: Global rank 0 is not part of group", "rank 3 has the plan of rank 2"),
+    "optimizer-before-fsdp": (
+        " in step 1, ",
+        "loss 9.509 in step 1, 0.136 in step 20",
+    ),
+    "barrier-behind-a-file": (GIVEN_UP, "read 'compiled', reduced [2.0, 2.0, 2.0, 2.0]"),
     "wrapper-bypassed": ("after 5 steps the ranks' weights differ by 0.233", "differ by 0.000"),
 }
 FORM = '''\

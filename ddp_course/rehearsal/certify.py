@@ -12,6 +12,7 @@ import pickle
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,13 @@ def weights(stage: Stage) -> dict:
         return seen | {"equal": True, "equal_to": power_of_ten(largest) if largest else 0.0}
     if chance := _chance(many):
         return seen | {"reason": f"chance takes part by design, {chance}"}
-    rows = [[sorted(sum(of_ranks, [])) for of_ranks in zip(*map(_rows_of_steps, notes.ranks), strict=False)]
+    # Up to where the rehearsal has seen so many rows that it notes no more.
+    rows = [[sorted(sum(each, [])) for each in takewhile(all, zip(*map(_rows_of_steps, notes.ranks), strict=False))]
             for notes in (one, many)]  # fmt: skip
     other = next((step for step, pair in enumerate(zip(*rows, strict=False), 1) if pair[0] != pair[1]), None)
     if other or counts[0] != counts[1]:
-        steps = f"its {counts[0]} steps are {counts[1]} on {len(ranks)} ranks" if counts[0] != counts[1] else ""
-        return seen | {"reason": "; ".join(filter(None, (steps, f"step {other} has other samples" if other else "")))}
+        told = [f"its {counts[0]} steps are {counts[1]} on {len(ranks)} ranks"] if counts[0] != counts[1] else []
+        return seen | {"reason": "; ".join(told + ([f"step {other} has other samples"] if other else []))}
     return seen | {"equal": False, "reason": f"by {largest:.1e} of the largest weight, from step {parted[0]} on"}
 
 

@@ -33,7 +33,8 @@ def certify(script: str | Path, arguments: Sequence[str] = (), *, world_size: in
 
     Args:
         more: as of `rehearse`.
-    Raises: as `rehearse`.
+    Raises:
+        OSError, SyntaxError, ValueError: as `rehearse`.
     Collective: none of its own; the program's, on ranks of this machine.
     """
     measured: dict[str, dict] = {}

@@ -19,6 +19,7 @@ from pathlib import Path
 from ddp_course.diagnose.causes import CAUSES
 from ddp_course.diagnose.recognise import recognise
 from ddp_course.rehearsal import compare, two_runs
+from ddp_course.rehearsal.certificate import Certificate
 from ddp_course.rehearsal.finding import GRADES, LOOK, NOTE, WRONG, Finding
 from ddp_course.rehearsal.lint import lint
 from ddp_course.rehearsal.notes import RIGHT, Answer, Notes
@@ -73,6 +74,7 @@ class Rehearsal:
         unseen: faults that this program gave no occasion to see.
         failure: why it did not run to its end; "" if it did.
         started: whether it came to open a process group, or to its end.
+        certificate: what `certify` has measured.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Rehearsal:
     failure: str = ""
 
     started: bool = True
+    certificate: Certificate | None = None
 
     @property
     def status(self) -> int:
@@ -98,6 +101,8 @@ def rehearse(
     limit_s: float = 300.0,
     wait_s: float = 20.0,
     say: Callable[[str], None] = lambda text: None,
+    resume_with: Sequence[str] = (),
+    measure: Callable[[Stage], None] | None = None,
 ) -> Rehearsal:
     """Run a program on one rank and on `world_size`, and say what is right, wrong or could not be seen.
 
@@ -107,6 +112,8 @@ def rehearse(
         limit_s: the longest that one run may take, once its ranks have started.
         wait_s: the longest that a rank may wait for the others.
         say: is told what is being tried.
+        resume_with: arguments added to its own when it is started again after a kill.
+        measure: is given the stage after all runs, while their files are there.
     Raises:
         OSError: the script cannot be read.
         SyntaxError: it is no Python.
@@ -117,7 +124,7 @@ def rehearse(
     source = Source(path.read_text(encoding="utf-8"))
     by_text = lint(source.text)
     with tempfile.TemporaryDirectory(prefix="ddp_course_rehearsal_") as folder:
-        stage = Stage(path, list(arguments), Path(folder), limit_s, wait_s)
+        stage = Stage(path, list(arguments), Path(folder), limit_s, wait_s, resume_with, measure is not None)
         say(f"running it on {world_size} ranks")
         whole, failure = stage.run("whole", world_size, hashes=source.has_sets)
         hung = calls(whole, source.text, bool(failure))
@@ -152,6 +159,8 @@ def rehearse(
         if not failure and whole.all("saved"):
             say("running it again, killed after its first save and started again")
             answers["inexact-resume"] = stage.killed_and_resumed(whole)
+        if measure:
+            measure(stage)
     started = not failure or bool(whole.all("group")) and not (alone and not whole.all("call"))
     return _told(by_text, answers, failure, started)
 

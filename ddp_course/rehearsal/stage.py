@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,17 +26,27 @@ from ddp_course.rehearsal.finding import Finding
 from ddp_course.rehearsal.notes import Answer, Notes
 from ddp_course.rehearsal.parsed import Parsed
 from ddp_course.rehearsal.watch import Watch
+from ddp_course.rehearsal.watch_certified import CertifiedWatch
 
 MOST_BYTES = 500e6  # of the folder that is copied
 DIE_AFTER = 2  # steps after the first save
 
 
 class Stage:
-    """Where one program is run several times, each time in a copy of its folder."""
+    """Where one program is run several times, each time in a copy of its folder.
 
-    def __init__(self, script: Path, arguments: list[str], folder: Path, limit_s: float, wait_s: float):
+    Attributes:
+        resume_with: arguments added to its own when it is started again after a kill.
+        certified: whether to see what a certificate needs.
+        runs: what `run` has returned, by name.
+    """
+
+    def __init__(self, script: Path, arguments: list[str], folder: Path, limit_s: float, wait_s: float,
+                 resume_with: Sequence[str] = (), certified: bool = False):  # fmt: skip
         self.script, self.arguments, self.folder = script, arguments, folder
         self.limit_s, self.wait_s = limit_s, wait_s
+        self.resume_with, self.certified = resume_with, certified
+        self.runs: dict[str, tuple[Notes, str]] = {}
         bytes_ = sum(
             each.stat().st_size for each in script.parent.rglob("*") if each.is_file() and not each.is_symlink()
         )
@@ -71,12 +82,14 @@ class Stage:
         script = str(home / self.script.name)
         failure = ""
         try:
-            call = (script, self.arguments, str(notes), self.wait_s, die_after, batches)
+            arguments = [*self.arguments, *(self.resume_with if name == "again" else ())]
+            call = (script, arguments, str(notes), self.wait_s, die_after, batches, self.certified)
             launch(_rehearsed, world_size, call, init=False, quiet=True, limit_s=self.limit_s,
                    timeout_s=self.wait_s + 10, start_method="spawn" if hashes else "forkserver")  # fmt: skip
         except RankError as error:
             failure = str(error)
-        return Notes.read(notes, world_size), failure.replace(str(home), ".")
+        self.runs[name] = Notes.read(notes, world_size), failure.replace(str(home), ".")
+        return self.runs[name]
 
     def killed_and_resumed(self, whole: Notes) -> Answer:
         size = len(whole.ranks)
@@ -99,6 +112,7 @@ def _rehearsed(
     wait_s: float,
     die_after: int | None,
     batches: str | None,
+    certified: bool,
 ) -> None:
     """What each rank runs: the learner's program, as `python script.py` would."""
     torch.set_num_threads(1)  # on one rank as on several: sums keep their order, and small programs gain nothing
@@ -106,6 +120,8 @@ def _rehearsed(
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(script))
     watch = Watch(script, notes, rank, wait_s, die_after, batches)
+    if certified:
+        CertifiedWatch(watch, f"{notes}/rank{rank}.weights").install()
     watch.install()
     torch.multiprocessing.spawn = _own_ranks(rank, world_size, notes, wait_s)
     error: BaseException | None = None

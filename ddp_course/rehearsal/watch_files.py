@@ -56,9 +56,10 @@ class FilesWatch:
 
     def at_save(self, call: Callable, *args: Any, **kwargs: Any) -> None:
         what, file = [*args, *(kwargs[name] for name in ("obj", "f") if name in kwargs)][:2]
-        if not isinstance(file, str | os.PathLike):  # into memory, as object collectives do
+        name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+        if not isinstance(name, str | os.PathLike):  # into memory, as object collectives do
             return call(*args, **kwargs)
-        path = os.path.abspath(file)
+        path = os.path.abspath(name)
         self.writer.note("saving", path=path, clock=time.monotonic(), prefixed=prefixed(what))
         if self.rank == 0:
             time.sleep(SAVE_TAKES_S)

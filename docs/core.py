@@ -41,11 +41,11 @@ def write_chapters(folder: Path) -> None:
 def chapter(title: str) -> str:
     """Return a chapter's page, in Markdown."""
     sources, tests = CHAPTERS[title]
-    lines = [f"# {title}", ""]
+    lines = ["---", "html_theme.sidebar_secondary.remove: true", "---", f"# {title}", ""]
     for source in sources:
         path = ROOT / "ddp_course" / f"{source}.py"
         lines += [f"## {source}.py: {said(path)}", "", f"```{{literalinclude}} ../../../ddp_course/{source}.py"]
-        lines += [":language: python", "```", ""]
+        lines += [":language: python", ":class: book", "```", ""]
     lines += ["## What the tests prove", ""]
     for test in tests:
         lines += [f"`tests/{test}.py`: {said(ROOT / 'tests' / f'{test}.py')}", ""]

@@ -84,8 +84,8 @@ def memory() -> str:
         totals = {name: sum(parts.values()) for name, parts in held.items()}
         sizes = ", ".join(f"{name} {size / 1e9:.0f} GB" for name, size in totals.items())
         fits = [name for name, size in totals.items() if size <= GPU]
-        words = f"{world_size} GPU{'s' * (world_size > 1)}: {sizes}; into 80 GB fit{'s' * (len(fits) < 2)} "
-        frames.append((words + (", ".join(fits) or "none"), rows))
+        words = f"{world_size} GPU{'s' * (world_size > 1)}: {sizes}; what fits into 80 GB: "
+        frames.append((words + (", ".join(fits) or "nothing"), rows))
     parts = next(iter(found[1].values()))
     return slider("number of GPUs", {part: rank_colour(number) for number, part in enumerate(parts)}, frames)
 
@@ -96,7 +96,7 @@ def slider(name: str, colours: dict[str, str], frames: list[tuple[str, dict[str,
     words = [f"<p{' hidden' * (number > 0)}>{escape(said)}</p>" for number, (said, _) in enumerate(frames)]
     choose = "for (const kind of ['svg', 'p']) this.closest('figure').querySelectorAll(kind)"
     choose += ".forEach((each, n) => each.toggleAttribute('hidden', n != this.value))"
-    field = f'<input type="range" min="0" max="{len(frames) - 1}" value="0" oninput="{choose}" style="width: 60%">'
+    field = f'<input type="range" min="0" max="{len(frames) - 1}" value="0" oninput="{choose}" style="width: 20em">'
     marks = [f'<span style="color: {colour}">■</span> {escape(part)}' for part, colour in colours.items()]
     lines = [f'<figure class="moving"><label>{escape(name)} {field}</label>', f"<div>{' &ensp; '.join(marks)}</div>"]
     return "\n".join([*lines, *shown, *words, "</figure>\n"])

@@ -19,7 +19,7 @@ ORDER = (
     ("draw",),
     ("judges",),
     ("grading",),
-    ("rehearsal", "diagnose"),
+    ("rehearsal", "diagnose", "problems"),
     ("scaling",),
     ("beyond",),
     ("checkpoint",),

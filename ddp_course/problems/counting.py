@@ -1,8 +1,8 @@
 """What do ranks really send, and how long does it take?
 
-A network of simulated ranks sends messages in rounds, and counts them. Collectives run on it step by step, as the
-ranks of lesson 04 do, and return it. A chunk carries the set of ranks whose numbers it holds, so that a collective that did not do
-its work fails here, and its bytes are not counted for nothing.
+Simulated ranks send messages in rounds over a network, which counts them. Collectives run on it step by step, as those
+of lesson 04 do, and return it. A chunk carries the set of ranks whose numbers it holds, so a collective that leaves its
+work undone fails here.
 
 Left out on purpose: the numbers themselves, and links that several ranks share.
 Read next: `collectives.py`, whose answers are counted with it.

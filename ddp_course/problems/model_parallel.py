@@ -34,7 +34,7 @@ def tensor_sent(n: Numbers) -> Counted:
     true = max(network.sent.values())
     slips = dict(half=true / 2, quarter=true / 4, no_minus_one=8 * n.blocks * size, tensors=4 * n.blocks * size)
     slips |= dict(all_gpus=true * n.gpus, block=true / n.blocks, double=2 * true, recompute=true * 1.5)
-    return true, slips | dict(divided=true / n.gpus) | ({"row": true / n.rows} if n.rows % 2 and n.rows > 1 else {})
+    return true, slips | dict(divided=true / n.gpus) | ({"row": true / n.rows} if n.rows in (3, 5, 6) else {})
 
 
 def tensor_time(n: Numbers) -> Counted:

@@ -98,10 +98,10 @@ class Instance:
 
     @property
     def text(self) -> str:
-        """The question, and how exactly it is to be answered."""
+        """The question; if three significant digits are not what is asked for, it says so."""
         tolerance = self.problem.tolerance
-        how = f"To within {tolerance:.0%}." if tolerance > ROUNDED else "Three significant digits." if tolerance else ""
-        return f"{self.problem.text.format(**vars(self.numbers))} {how or 'The exact number.'}"
+        how = "" if tolerance == ROUNDED else f" To within {tolerance:.0%}." if tolerance else " The exact number."
+        return self.problem.text.format(**vars(self.numbers)) + how
 
     @property
     def answer(self) -> str:

@@ -64,6 +64,8 @@ def back_where_it_was(n: Numbers) -> Counted:
     saved = max(step for step in range(n.step) if step % n.every == 0)
     restart = n.restart * 60
     true = restart + sum(n.seconds for _ in range(saved, n.step))
+    if n.step % n.every == 0:
+        return None
     slips = dict(restart=restart, steps=true - restart, next=restart + (saved + n.every - n.step) * n.seconds)
     slips |= dict(half=restart + n.every / 2 * n.seconds, interval=restart + n.every * n.seconds)
     return true, slips | dict(all=restart + n.step * n.seconds)

@@ -94,7 +94,7 @@ def most_gpus(n: Numbers) -> Counted:
 def amdahl(n: Numbers) -> Counted:
     if n.step / n.speedup - n.fixed < 2:
         return None
-    true = least(lambda gpus: (n.fixed + (n.step - n.fixed) / gpus) * n.speedup <= n.step)
+    true = least(lambda gpus: (n.fixed * gpus + n.step - n.fixed) * n.speedup <= n.step * gpus)
     slips = dict(ideal=n.speedup, limit=n.step // n.fixed, serial=math.ceil(n.step / (n.step / n.speedup - n.fixed)))
     slips["double"] = math.ceil((n.step + n.fixed) / (n.step / n.speedup - n.fixed))
     return true, slips

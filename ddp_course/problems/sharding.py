@@ -85,7 +85,7 @@ def fewest_gpus(n: Numbers) -> Counted:
     slips["free"] = n.memory * 1e9 - room
     wrong = {name: math.ceil(whole / memory) for name, memory in slips.items()} | {"floor": gpus - 1}
     wrong["power"] = 2 ** math.ceil(math.log2(gpus))
-    return (gpus, wrong) if gpus > 5 else None
+    return (gpus, wrong) if gpus > 5 and gpus == math.ceil(whole / room) else None
 
 
 def gathered_peak(n: Numbers) -> Counted:

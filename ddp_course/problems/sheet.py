@@ -41,6 +41,11 @@ class Sheet:
     lesson: int
     seed: int
 
+    @property
+    def head(self) -> str:
+        """Which sheet this is, and how its answers are written."""
+        return f"Lesson {self.lesson:02}, seed {self.seed}. Answers have a unit and three significant digits: 1.50 GB."
+
     @cached_property
     def instances(self) -> list[Instance]:
         """Its problems, from number 1 on."""
@@ -59,7 +64,7 @@ class Sheet:
     def question(self, number: int) -> str:
         """Return a problem's number, title and text in lines of a terminal's width."""
         instance = self.instance(number)
-        text = textwrap.fill(instance.text, 88, initial_indent="    ", subsequent_indent="    ")
+        text = textwrap.fill(instance.text, 88, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
         return f"{number:2}. {instance.problem.title}\n{text}"
 
     def answer(self, number: int, text: str) -> None:
@@ -68,7 +73,7 @@ class Sheet:
 
     def __repr__(self) -> str:
         questions = "\n\n".join(self.question(number) for number in range(1, len(self.instances) + 1))
-        return f"Lesson {self.lesson:02}, seed {self.seed}\n\n{questions}"
+        return f"{self.head}\n\n{questions}"
 
 
 def problems(lesson: int, seed: int | None = None) -> Sheet:

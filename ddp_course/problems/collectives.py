@@ -26,6 +26,7 @@ def ring_sent(n: Numbers) -> Counted:
     size = n.millions * 10**6 * TYPES[n.dtype]
     true = max(all_reduce(Network(n.ranks), size).sent.values())
     slips = dict(half=true / 2, double=2 * true, no_minus_one=2 * size, tensor=size, all_ranks=n.ranks * true)
+    slips |= dict(chunk=size / n.ranks, inverse=2 * size * n.ranks / (n.ranks - 1))
     slips["star"] = size * (n.ranks - 1)
     return true, slips | ({"numbers": true / 4} if n.dtype == "float32" else {})
 
@@ -34,6 +35,7 @@ def ring_total(n: Numbers) -> Counted:
     ranks, size = n.nodes * n.gpus, n.megabytes * 10**6
     true = sum(all_reduce(Network(ranks), size).sent.values()) * n.steps
     slips = dict(half=true / 2, double=2 * true, step=true / n.steps, no_minus_one=2 * size * ranks * n.steps)
+    slips |= dict(one_step=true / ranks / n.steps)
     return true, slips | dict(one=true / ranks, node=true / n.nodes, nodes=2 * size * (n.nodes - 1) * n.steps)
 
 
@@ -43,6 +45,7 @@ def star_time(n: Numbers) -> Counted:
         network.round([(*ends, size)])
     true, others = network.seconds, n.ranks - 1
     slips = dict(half=true / 2, no_minus_one=true * n.ranks / others, bits=true / 8, ring=true / n.ranks)
+    slips |= dict(all_one_way=true * n.ranks / others / 2)
     return true, slips | dict(one_way=true / others / 2, one_each=true / others)
 
 
@@ -52,6 +55,7 @@ def ring_time(n: Numbers) -> Counted:
     only = steps * latency
     sending = true - only
     slips = dict(once=sending + latency, bytes_only=sending, latency_only=only, half=true / 2)
+    slips |= dict(one_step=true / steps, slow=only + 8 * sending)
     slips |= dict(bits=only + sending / 8, no_minus_one=true * n.ranks / (n.ranks - 1))
     return true, slips | dict(whole=only + sending * n.ranks, no_latency_factor=only + sending / 2)
 
@@ -61,6 +65,7 @@ def tree_time(n: Numbers) -> Counted:
     true = tree_all_reduce(Network(n.ranks, latency, n.gigabytes * 1e9), n.kilobytes * 1000).seconds
     each, rounds = latency + sending, true / (latency + sending)
     slips = dict(up=true / 2, linear=2 * (n.ranks - 1) * each, floor=2 * int(math.log2(n.ranks)) * each)
+    slips |= dict(one_round=each, gbit=rounds * (latency + 8 * sending))
     slips |= dict(fraction=2 * math.log2(n.ranks) * each, bytes_only=rounds * sending, latency_only=rounds * latency)
     return true, slips | dict(ring=2 * (n.ranks - 1) * (latency + sending / n.ranks), once=rounds * latency + sending)
 
@@ -106,6 +111,9 @@ def over_the_port(n: Numbers) -> Counted:
         all_gather(network, size, node)
     true, part = max(network.crossed.values()), size / n.gpus
     slips = dict(node=true * n.gpus, half=true / 2, no_minus_one=2 * part, part=part, double=2 * true)
+    slips |= dict(
+        one_pass=true * n.gpus / 2, all_ranks=2 * part * (ranks - 1) / ranks, gpus=2 * part * (n.gpus - 1) / n.gpus
+    )
     return true, slips | dict(inside=max(network.sent.values()), all=true * ranks)
 
 
@@ -113,6 +121,7 @@ def bus_bandwidth(n: Numbers) -> Counted:
     size, seconds = n.megabytes * 10**6, n.ms * 1e-3
     true = max(all_reduce(Network(n.ranks), size).sent.values()) / seconds
     slips = dict(algorithm=size / seconds, half=true / 2, double=2 * true, no_minus_one=2 * size / seconds)
+    slips |= dict(inverse=size / seconds * n.ranks / (n.ranks - 1) / 2)
     return true, slips | dict(all_ranks=true * n.ranks, share=true / n.ranks)
 
 
@@ -126,6 +135,7 @@ def crossover(n: Numbers) -> Counted:
     true = bisected(ring_wins, 1e3, 1e9)
     rounds, steps, log = (n.ranks - 1).bit_length(), n.ranks - 1, math.log2(n.ranks)
     slips = dict(tree_latency=latency * speed * steps / (rounds - steps / n.ranks), equal_parts=latency * speed)
+    slips |= dict(double=2 * true)
     slips |= dict(ring_bytes=latency * speed * (steps - rounds) / rounds, half=true / 2)
     slips["whole"] = latency * speed * (steps - rounds) / (rounds - 1)
     return true, slips | (

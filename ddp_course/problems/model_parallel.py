@@ -47,6 +47,7 @@ def tensor_time(n: Numbers) -> Counted:
     )
     true = messages + computing
     slips = dict(longer=max(messages, computing), undivided=messages + computing * n.gpus, one=computing + messages / 2)
+    slips |= dict(slow=computing + messages / 8, half_width=computing + messages * n.gpus / (n.gpus - 1))
     slips |= dict(four=true + messages, divided=computing + messages / n.gpus, backward=true + 2 * computing)
     slips |= dict(computing=computing, messages=messages)
     del slips["computing" if computing > messages else "messages"]  # the longer one
@@ -115,6 +116,7 @@ def pipeline_step(n: Numbers) -> Counted:
     s, m, both = n.stages, n.micro, n.forward + n.backward
     true = pipeline_ms(m, [n.forward] * s, [n.backward] * s)
     slips = dict(full=m * both, one_more=(m + s) * both, serial=m * s * both, forward=(m + s - 1) * n.forward)
+    slips |= dict(one_less=(m + s - 2) * both, only_bubble=(s - 1) * both)
     slips |= dict(backward=(m + s - 1) * n.backward, one=s * both, double_bubble=(m + 2 * s - 2) * both)
     slips["no_backward_bubble"] = m * both + (s - 1) * n.forward
     return true / 1000, {name: value / 1000 for name, value in slips.items()}
@@ -141,6 +143,9 @@ def fewest_micro(n: Numbers) -> Counted:
     s, share = n.stages, n.percent / 100
     true = least(lambda micro: bubble("1f1b", s, micro) <= share + 1e-9)
     slips = dict(to_work=(s - 1) / share, all_stages=s / share - s + 1, plus_one=(s - 1) / share - s, both=2 * true)
+    slips |= dict(
+        naive=s / share, multiple=-(-true // s) * s, power=2 ** math.ceil(math.log2(true)), few=share * s * 100
+    )
     return true, {name: math.ceil(value - 1e-9) for name, value in slips.items()}
 
 
@@ -151,6 +156,7 @@ def slow_stage(n: Numbers) -> Counted:
     slips = dict(
         even=(m + s - 1) * both, mean=(m + s - 1) * both * sum(speeds) / s, all_slow=(m + s - 1) * both * slower
     )
+    slips |= dict(no_forward=(m + s - 1) * n.forward * slower)
     slips |= dict(no_bubble=m * both * slower, forward=true / 3, once=(m + s - 2 + slower) * both)
     slips["serial"] = m * both * sum(speeds)
     return true / 1000, {name: value / 1000 for name, value in slips.items()}
@@ -165,4 +171,5 @@ def mesh_steps(n: Numbers) -> Counted:
         return -(-n.rows // parts // n.batch)
 
     slips = dict(all_gpus=steps(n.gpus), tensor=steps(n.tensor), one=steps(1), rows=-(-n.rows // data))
+    slips |= dict(rows_of_all=n.rows // n.gpus)
     return true, slips | dict(floor=len(sampler) // n.batch, nodes=steps(n.gpus // 8))

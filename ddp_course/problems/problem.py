@@ -117,6 +117,8 @@ class Instance:
         value, tolerance = units.parsed(text, self.problem.unit), self.problem.tolerance
         if abs(value - self.true) <= tolerance * self.true:
             return True, f"Right: {self.answer}."
+        if not tolerance and value != round(value):
+            return False, "Not right: a whole number is asked for."
         named = [said for said, wrong in self.wrong.items() if abs(value - wrong) <= tolerance * abs(wrong)]
         return False, named[0] if named else f"Not right: that is too {'much' if value > self.true else 'little'}."
 

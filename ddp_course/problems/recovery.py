@@ -44,6 +44,7 @@ def best_interval(n: Numbers) -> Counted:
         )
     true = math.exp(low)
     slips = dict(no_two=true / 2**0.5, double=2**0.5 * true, node=(2 * n.save * node_s) ** 0.5, gpus=true / 8**0.5)
+    slips |= dict(half=true / 2, twice=2 * true)
     return true, slips | dict(no_root=2 * n.save * mtbf_s, mtbf=mtbf_s)
 
 
@@ -67,6 +68,7 @@ def back_where_it_was(n: Numbers) -> Counted:
     if n.step % n.every == 0:
         return None
     slips = dict(restart=restart, steps=true - restart, next=restart + (saved + n.every - n.step) * n.seconds)
+    slips |= dict(only_interval=n.every * n.seconds)
     slips |= dict(half=restart + n.every / 2 * n.seconds, interval=restart + n.every * n.seconds)
     return true, slips | dict(all=restart + n.step * n.seconds)
 
@@ -80,6 +82,7 @@ def lost_hours(n: Numbers) -> Counted:
         lost += (failure + 0.5) / n.failures * interval + n.restart * 60
     saves, work, restarts = n.save * trained / interval, n.failures * interval / 2, n.failures * n.restart * 60
     slips = dict(whole=lost + work, no_restart=lost - restarts, no_saves=lost - saves, no_work=lost - work, saves=saves)
+    slips |= dict(total=lost + n.days * DAY, work=work, restarts=restarts)
     return lost, slips
 
 
@@ -92,6 +95,7 @@ def async_save(n: Numbers) -> Counted:
     slips = dict(
         blocking=steps + copies + n.saves * n.write, no_wait=steps + copies, no_copy=now - copies, silent=steps
     )
+    slips |= dict(one_round=now / n.saves)
     slips |= dict(write_only=n.saves * (n.write + n.copy), with_last=written, writes=steps + n.saves * n.write)
     return (now, slips) if n.write > 1.1 * n.every * n.step else None
 
@@ -113,6 +117,7 @@ def sharded_save(n: Numbers) -> Counted:
         now += step
     by_links, by_files = n.gigabytes / (n.nodes * n.link), n.gigabytes / n.total
     slips = dict(no_limit=min(by_links, by_files), rank_0=n.gigabytes / n.link, per_node=by_files / n.nodes)
+    slips |= dict(limits=1 / (1 / by_links + 1 / by_files), one_gpu=by_links * n.gpus)
     slips |= dict(serial=by_links + by_files, one_rank=by_links / n.gpus, part=by_files / n.nodes / n.gpus)
     return now, slips
 
@@ -123,6 +128,7 @@ def told_to_leave(n: Numbers) -> Counted:
         true += 1
     left = n.grace - n.save
     slips = dict(no_save=n.grace // n.step, after=n.save // n.step, mean=2 * left // n.step, seconds=left)
+    slips |= dict(plus=(n.grace + n.save) // n.step, twice=(left - n.save) // n.step)
     return (true, slips) if abs(left / n.step - round(left / n.step)) > 0.02 and true > 2 else None
 
 
@@ -136,6 +142,7 @@ def rest_of_epoch(n: Numbers) -> Counted:
     used = left[: len(left) // n.batch * n.batch]
     steps, done = n.rows // n.batch, at // n.batch
     slips = dict(before=len(used) / n.before, all_ranks=len(used), done=at / n.after, epoch=steps * n.batch / n.after)
+    slips |= dict(whole=n.rows / n.after, fewer=(len(used) - n.batch) / n.after)
     slips |= dict(tail=-(-len(left) // n.after), since_start=n.step * n.batch / n.after)
     return (len(used[0 :: n.after]), slips) if n.step > steps and done and n.before != n.after else None
 
@@ -148,6 +155,7 @@ def jobs_in_a_row(n: Numbers) -> Counted:
         now += n.queue + start + computed + (n.early / 60 if left > computes else 0)
         left, jobs = left - computed, jobs + 1
     slips = dict(no_queue=now - jobs * n.queue, one_queue=now - (jobs - 1) * n.queue, first_free=now - n.queue)
+    slips |= dict(one_more=now + n.limit + n.queue)
     slips |= dict(no_start=now - jobs * start, full_jobs=jobs * (n.queue + n.limit), computing=n.need)
     if -(-n.need // n.limit) < jobs:
         slips["few"] = -(-n.need // n.limit) * (n.queue + n.limit)
@@ -172,4 +180,5 @@ def hang_cost(n: Numbers) -> Counted:
     slips = dict(
         one=true / n.gpus, minutes=60 * true, no_wait=true - each * n.limit, no_restart=true - each * n.restart
     )
+    slips |= dict(wait=each * n.limit, redo=each * n.since)
     return true, slips | dict(no_redo=true - each * n.since, nodes=true / 8, half=true - each * n.since / 2)

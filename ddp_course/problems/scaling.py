@@ -26,6 +26,7 @@ def strong_scaling(n: Numbers) -> Counted:
     ends = [n.alone / n.gpus + n.exposed for _ in range(n.gpus)]  # of each GPU's step, in ms
     true = 100 * n.alone / sum(ends)
     slips = dict(weak=100 * n.alone / (n.alone + n.exposed), speedup=true * n.gpus, share_alone=1e4 / true / n.gpus)
+    slips |= dict(of_alone=100 * (1 - n.exposed / n.alone))
     return true, slips | dict(ratio=100 * n.exposed * n.gpus / n.alone)
 
 
@@ -38,6 +39,7 @@ def tokens_to_hide(n: Numbers) -> Counted:
 
     true = bisected(hidden, 1, 1e7)
     slips = dict(step=true * BACKWARD, forward=2 * true, half=true / 2, bits=8 * true)
+    slips |= dict(third=true / 3, more=true * 1.5)
     return true, slips | ({"numbers": true / 4} if n.dtype == "float32" else {})
 
 
@@ -47,6 +49,12 @@ def exposed_buckets(n: Numbers) -> Counted:
     slips = dict(
         none=n.message, perfect=n.message - n.backward, everything=n.message - computing, last=n.message / n.buckets
     )
+    slips |= dict(
+        step=computing + 1000 * true,
+        serial=computing + n.message,
+        one_part=n.message - n.backward / n.buckets,
+        but_last=n.message * (1 - 1 / n.buckets),
+    )
     slips |= dict(two=n.message - n.backward * (n.buckets - 2) / n.buckets, hidden=n.message - 1000 * true)
     return true, {name: value / 1000 for name, value in slips.items() if value > 0 and value != 1000 * true}
 
@@ -55,6 +63,11 @@ def accumulation(n: Numbers) -> Counted:
     true = step_seconds(n.forward, n.backward, n.message, passes=n.passes) / 1000
     one = n.forward + n.backward
     slips = dict(each=n.passes * (one + n.message), one=one + n.message, silent=n.passes * one)
+    slips |= dict(
+        one_more=(n.passes + 1) * one + n.message,
+        one_less=(n.passes - 1) * one + n.message,
+        backward_once=n.passes * n.forward + n.backward + n.message,
+    )
     slips |= dict(hidden=n.passes * one + max(0, n.message - n.backward), mean=1000 * true / n.passes)
     slips["forward_once"] = n.forward + n.passes * n.backward + n.message
     if n.message <= n.backward:  # then nothing would be exposed, which is `silent`
@@ -68,6 +81,7 @@ def straggler(n: Numbers) -> Counted:
     step = max(ready) + n.exposed
     rows = sum(n.rows for _ in ready)
     slips = dict(mean=sum(ready) / n.gpus + n.exposed, none=n.compute + n.exposed, no_messages=slow)
+    slips |= dict(rate=n.compute / (1 - n.percent / 100) + n.exposed, others=step * n.gpus / (n.gpus - 1))
     slips["all_slow"] = (n.compute + n.exposed) * (1 + n.percent / 100)
     wrong = {name: 1000 * rows / ms for name, ms in slips.items()}
     alone = 1000 * n.rows * ((n.gpus - 1) / (n.compute + n.exposed) + 1 / step)
@@ -78,6 +92,7 @@ def utilisation(n: Numbers) -> Counted:
     reached = training_operations(n.billions * 1e9, n.tokens) / n.seconds
     true = 100 * reached / (n.peak * 1e12)
     slips = dict(forward=true / 3, backward=true * BACKWARD, single=true / 2, all=true * n.gpus)
+    slips |= dict(time=true * n.seconds, nodes=true * 8)
     return (true, slips | dict(divided=true / n.gpus, recompute=true * 4 / 3)) if 15 < true < 65 else None
 
 
@@ -96,6 +111,9 @@ def amdahl(n: Numbers) -> Counted:
         return None
     true = least(lambda gpus: (n.fixed * gpus + n.step - n.fixed) * n.speedup <= n.step * gpus)
     slips = dict(ideal=n.speedup, limit=n.step // n.fixed, serial=math.ceil(n.step / (n.step / n.speedup - n.fixed)))
+    slips |= dict(
+        rest=math.ceil((n.step - n.fixed) * n.speedup / n.step), more=math.ceil(n.speedup * (n.step + n.fixed) / n.step)
+    )
     slips["double"] = math.ceil((n.step + n.fixed) / (n.step / n.speedup - n.fixed))
     return true, slips
 
@@ -140,5 +158,6 @@ def days(n: Numbers) -> Counted:
     operations = sum(training_operations(n.billions * 1e9, n.trillions * 1e11) for _ in range(10))  # tenths of the data
     true = operations / (n.gpus * n.peak * 1e12 * n.percent / 100)
     slips = dict(forward=true / 3, backward=true * BACKWARD, single=true / 2, peak=true * n.percent / 100)
+    slips |= dict(inverse=true * (n.percent / 100) ** 2, one_node=true * n.gpus / 8)
     slips |= dict(one=true * n.gpus, recompute=true * 4 / 3, node=true / 8)
     return (true, slips) if 86400 < true < 200 * 86400 else None

@@ -49,6 +49,7 @@ def replica(n: Numbers) -> Counted:
     true = n.layers * held(block) + extra
     one = n.layers * nbytes(block) + nbytes(embedding)
     slips = dict(weights=one, state=2 * one, one_average=3 * one, buckets=5 * one, numbers=one / 4)
+    slips |= dict(six=4 * (one - 24 * n.layers * n.width**2))
     return true, slips | dict(no_embedding=true - extra, untied=true + extra, mixed=one * 4.5)
 
 
@@ -58,6 +59,7 @@ def default_peak(n: Numbers) -> Counted:
     buckets, roots = [torch.empty_like(gradient) for gradient in gradients], torch._foreach_sqrt(state[1::2])
     true, one = n.layers * nbytes([*layer, *gradients, *state, *buckets, *roots]), n.layers * nbytes(layer)
     slips = dict(lowest=4 * one, one_extra=5 * one, weights=one, two_more=7 * one, no_gradients=3 * one)
+    slips |= dict(two=2 * one)
     return true, slips
 
 
@@ -98,6 +100,7 @@ def gathered_peak(n: Numbers) -> Counted:
         del whole[at]
     one = n.millions * 10**6 * 2
     slips = dict(one_unit=shards + one, all_units=shards + n.layers * one, shards=shards, gathered=2 * one)
+    slips |= dict(divided=shards + 2 * one / n.gpus)
     slips |= dict(float32=shards + 4 * one, half_shards=shards / 2 + 2 * one, three=shards + 3 * one)
     return true, slips | dict(adam=4 * shards + 2 * one, whole=2 * n.layers * one + 2 * one)
 
@@ -134,6 +137,7 @@ def last_shard(n: Numbers) -> Counted:
     full, last = chunks[0].shape[0], chunks[-1].shape[0]
     down, rest = divmod(n.rows, n.gpus)
     slips = dict(ceiling=full, floor=down, remainder=rest, with_rest=down + rest, missing=full - last)
+    slips |= dict(one_more=full + 1, less=full - rest)
     return (last, slips) if len(chunks) == n.gpus and rest and full - last > 2 else None
 
 
@@ -183,6 +187,7 @@ def hidden_gathers(n: Numbers) -> Counted:
 
     true, w = bisected(hidden, 1, 1e7), n.gpus
     slips = dict(double=2 * true, six=true / 3, half=true / 2, no_minus_one=true * w / (w - 1), shard=true / (w - 1))
+    slips |= dict(with_bits=true / 8, float32=4 * true)
     return true, slips | dict(layers=true / n.layers, bits=8 * true)
 
 

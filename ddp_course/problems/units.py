@@ -102,6 +102,8 @@ def confusions(unit: str, exact: bool = False) -> dict[str, Callable[[float], fl
             "That is 60 times too long: seconds were taken for minutes, or minutes for hours.": lambda true: 60 * true,
             "That is a sixtieth: minutes were taken for seconds, or hours for minutes.": lambda true: true / 60,
             "That is 3600 times too long: seconds were taken for hours.": lambda true: 3600 * true,
+            "That is 8 times too long: bytes were taken for bits.": lambda true: 8 * true,
+            "That is an eighth: bits were taken for bytes.": lambda true: true / 8,
             "That is 24 times too long: hours were taken for days.": lambda true: 24 * true,
             "That is a 24th: days were taken for hours.": lambda true: true / 24,
         }

@@ -140,7 +140,8 @@ def pipeline_kept(n: Numbers) -> Counted:
 
 
 def fewest_micro(n: Numbers) -> Counted:
-    s, share = n.stages, n.percent / 100
+    n.percent = n.tenths / 10
+    s, share = n.stages, n.tenths / 1000
     true = least(lambda micro: bubble("1f1b", s, micro) <= share + 1e-9)
     slips = dict(to_work=(s - 1) / share, all_stages=s / share - s + 1, plus_one=(s - 1) / share - s, both=2 * true)
     slips |= dict(

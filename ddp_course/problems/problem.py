@@ -78,10 +78,9 @@ class Problem:
         if true <= 0 or any(self._near(a, b) for at, a in enumerate(values) for b in values[:at]):
             return None
         wrong = {self.slips[name]: value for name, value in slips.items()}
-        for sentence, confused in units.confusions(self.unit, exact=not self.tolerance).items():
-            if not any(self._near(confused(true), value) for value in values):
-                wrong[sentence] = confused(true)
-        return wrong
+        confused = units.confusions(self.unit, true, exact=not self.tolerance).items()
+        apart = {said: value for said, value in confused if not any(self._near(value, other) for other in values)}
+        return wrong | apart
 
     def _near(self, one: float, other: float) -> bool:
         return abs(one - other) <= 2 * self.tolerance * abs(one)

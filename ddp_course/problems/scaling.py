@@ -111,9 +111,7 @@ def amdahl(n: Numbers) -> Counted:
         return None
     true = least(lambda gpus: (n.fixed * gpus + n.step - n.fixed) * n.speedup <= n.step * gpus)
     slips = dict(ideal=n.speedup, limit=n.step // n.fixed, serial=math.ceil(n.step / (n.step / n.speedup - n.fixed)))
-    slips |= dict(
-        rest=math.ceil((n.step - n.fixed) * n.speedup / n.step), more=math.ceil(n.speedup * (n.step + n.fixed) / n.step)
-    )
+    slips |= dict(more=math.ceil(n.speedup * (n.step + n.fixed) / n.step))
     slips["double"] = math.ceil((n.step + n.fixed) / (n.step / n.speedup - n.fixed))
     return true, slips
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 
@@ -36,18 +37,18 @@ def trained(parameters: list[torch.nn.Parameter]) -> tuple[list[torch.Tensor], l
     return [parameter.grad for parameter in parameters if parameter.grad is not None], state
 
 
-def held(parameters: list[torch.nn.Parameter]) -> int:
-    """Return the bytes of weights, gradients and Adam's state."""
+@cache
+def held(*shapes: tuple[int, ...]) -> tuple[int, int]:
+    """Return the bytes of weights, gradients and Adam's state together, and those of the weights."""
+    parameters = weights(*shapes)
     gradients, state = trained(parameters)
-    return nbytes([*parameters, *gradients, *state])
+    return nbytes([*parameters, *gradients, *state]), nbytes(parameters)
 
 
 def replica(n: Numbers) -> Counted:
-    block = weights(*[(n.width, n.width)] * 4, (4 * n.width, n.width), (n.width, 4 * n.width))
-    embedding = weights((n.vocabulary, n.width))
-    extra = held(embedding)
-    true = n.layers * held(block) + extra
-    one = n.layers * nbytes(block) + nbytes(embedding)
+    block, block_weights = held(*[(n.width, n.width)] * 4, (4 * n.width, n.width), (n.width, 4 * n.width))
+    extra, embedding = held((n.vocabulary, n.width))
+    true, one = n.layers * block + extra, n.layers * block_weights + embedding
     slips = dict(weights=one, state=2 * one, one_average=3 * one, buckets=5 * one, numbers=one / 4)
     slips |= dict(six=4 * (one - 24 * n.layers * n.width**2))
     return true, slips | dict(no_embedding=true - extra, untied=true + extra, mixed=one * 4.5)
@@ -119,7 +120,7 @@ def fsdp_sent(n: Numbers) -> Counted:
 
 
 def hsdp_crossing(n: Numbers) -> Counted:
-    ranks, size = n.nodes * n.gpus, round(n.billions * 10**9) * 4
+    ranks, size = n.nodes * n.gpus, n.millions * 10**6 * 4
     network = Network(ranks, node_size=n.gpus)
     nodes = [range(first, first + n.gpus) for first in range(0, ranks, n.gpus)]
     for node in nodes:
@@ -155,7 +156,7 @@ def recomputed_peak(n: Numbers) -> Counted:
 
 
 def accumulated_gathers(n: Numbers) -> Counted:
-    network, size = Network(n.gpus), round(n.billions * 10**9)
+    network, size = Network(n.gpus), n.millions * 10**6
     for _ in range(n.passes):
         for _ in ("forward", "backward"):
             all_gather(network, 2 * size)

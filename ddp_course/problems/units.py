@@ -10,7 +10,6 @@ Read next: `problem.py`, which judges.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -34,6 +33,15 @@ RATES = {f"{name}{per}": size for name, size in SIZES.items() for per in ("/s", 
 SHARES = {"%": 1.0, "percent": 1.0, "per cent": 1.0}
 KINDS = {"a size": SIZES, "a time": TIMES, "a rate": RATES, "a share": SHARES}
 COUNTS = PREFIXES | {"K": 1e3, "thousand": 1e3, "million": 1e6, "billion": 1e9, "B": 1e9}
+FACTORS = {  # of times that are off
+    "That is 60 times too long: seconds were taken for minutes, or minutes for hours.": 60,
+    "That is a sixtieth: minutes were taken for seconds, or hours for minutes.": 1 / 60,
+    "That is 3600 times too long: seconds were taken for hours.": 3600,
+    "That is 24 times too long: hours were taken for days.": 24,
+    "That is a 24th: days were taken for hours.": 1 / 24,
+    "That is 8 times too long: bytes were taken for bits.": 8,
+    "That is an eighth: bits were taken for bytes.": 1 / 8,
+}
 
 # 1.5, .5, 1e9, 1,500,000 and then the unit
 ANSWER = re.compile(r"[~≈]?\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)((?:[eE][+-]?\d+)?)\s*(\D.*|)")
@@ -84,37 +92,26 @@ def said(value: float, unit: str, exact: bool = False) -> str:
     return f"{number} {unit}".replace(" %", "%")
 
 
-def confusions(unit: str, exact: bool = False) -> dict[str, Callable[[float], float]]:
-    """Return what anybody may do wrong with a unit: a sentence, and what it makes of the right value."""
-    kind, found = kind_of(unit), {}
-    if kind in ("a size", "a rate"):
-        prefix = unit[0]
-        power = 1 + "kMGTP".index(prefix)
-        off = 1.024**power
-        found = {
-            "That is the number of bits: 8 bits are a byte.": lambda true: 8 * true,
-            "That is an eighth: bytes were taken for bits, and divided by 8.": lambda true: true / 8,
-            f"That is in {prefix}iB: 1 {prefix}B is 1000^{power} bytes, not 1024^{power}.": lambda true: true / off,
-            f"A prefix was taken for 1024^{power}: here {prefix} is 1000^{power}.": lambda true: true * off,
-        }
-    elif kind == "a time":
-        found = {
-            "That is 60 times too long: seconds were taken for minutes, or minutes for hours.": lambda true: 60 * true,
-            "That is a sixtieth: minutes were taken for seconds, or hours for minutes.": lambda true: true / 60,
-            "That is 3600 times too long: seconds were taken for hours.": lambda true: 3600 * true,
-            "That is 8 times too long: bytes were taken for bits.": lambda true: 8 * true,
-            "That is an eighth: bits were taken for bytes.": lambda true: true / 8,
-            "That is 24 times too long: hours were taken for days.": lambda true: 24 * true,
-            "That is a 24th: days were taken for hours.": lambda true: true / 24,
-        }
-    elif kind == "a share":
-        found = {
-            "That is the other part: what is asked for and this make 100%.": lambda true: 100 - true,
-            "That is a fraction: in percent it is a hundred times as much.": lambda true: true / 100,
-        }
+def confusions(unit: str, true: float, exact: bool = False) -> dict[str, float]:
+    """Return what anybody may do wrong with a unit: a sentence, and what comes out in place of the right value."""
+    kind = kind_of(unit)
     if exact:
-        found |= {"That is one too many.": lambda true: true + 1, "That is one too few.": lambda true: true - 1}
-    elif kind != "a share":
-        found["That is 1000 times too much: look at the prefixes."] = lambda true: 1000 * true
-        found["That is a thousandth: look at the prefixes."] = lambda true: true / 1000
+        return {"That is one too many.": true + 1, "That is one too few.": true - 1}
+    if kind == "a share":
+        return {
+            "That is the other part: what is asked for and this make 100%.": 100 - true,
+            "That is a fraction: in percent it is a hundred times as much.": true / 100,
+        }
+    found = {name: factor * true for name, factor in (FACTORS if kind == "a time" else {}).items()}
+    if kind in ("a size", "a rate"):
+        power = 1 + "kMGTP".index(unit[0])
+        binary, prefix = 1.024**power, unit[0]
+        found = {
+            "That is the number of bits: 8 bits are a byte.": 8 * true,
+            "That is an eighth: bytes were taken for bits, and divided by 8.": true / 8,
+            f"That is in {prefix}iB: 1 {prefix}B is 1000^{power} bytes, not 1024^{power}.": true / binary,
+            f"A prefix was taken for 1024^{power}: here {prefix} is 1000^{power}.": true * binary,
+        }
+    found["That is 1000 times too much: look at the prefixes."] = 1000 * true
+    found["That is a thousandth: look at the prefixes."] = true / 1000
     return found

@@ -89,10 +89,10 @@ FORMULAS = {
     "fewest_gpus": fewest_gpus,
     "gathered_peak": lambda n: n.millions * 1e6 * (4 * n.layers / n.gpus + 2 * 2),
     "fsdp_sent": lambda n: ring(n.gpus) * n.layers * n.millions * 1e6 * (2 + 2 + 4),
-    "hsdp_crossing": lambda n: 2 * ring(n.nodes) * 4 * n.billions * 1e9 / n.gpus,
+    "hsdp_crossing": lambda n: 2 * ring(n.nodes) * 4 * n.millions * 1e6 / n.gpus,
     "last_shard": lambda n: n.rows - (n.gpus - 1) * ceil(n.rows / n.gpus),
     "recomputed_peak": lambda n: (n.layers - 1 + n.kept) * n.rows * n.length * n.width * 2,
-    "accumulated_gathers": lambda n: ring(n.gpus) * n.billions * 1e9 * (n.passes * 4 + 4),
+    "accumulated_gathers": lambda n: ring(n.gpus) * n.millions * 1e6 * (n.passes * 4 + 4),
     "hidden_gathers": lambda n: ring(n.gpus) * n.tflops * 1e12 / (n.speed * 1e9),
     "host_memory": lambda n: (4 * n.gpus + 2) * n.millions * 1e6,
     # 18
@@ -108,7 +108,7 @@ FORMULAS = {
     "pipeline_bubble": lambda n: 100 * (n.stages - 1) / (n.micro + n.stages - 1),
     "pipeline_step": lambda n: (n.micro + n.stages - 1) * (n.forward + n.backward) / 1e3,
     "pipeline_kept": lambda n: min(n.micro, n.stages - n.stage) * n.megabytes * 1e6,
-    "fewest_micro": lambda n: ceil(Fraction((n.stages - 1) * (100 - n.percent), n.percent)),
+    "fewest_micro": lambda n: ceil(Fraction((n.stages - 1) * (1000 - n.tenths), n.tenths)),
     "slow_stage": lambda n: 3 * n.forward * (n.stages - 1 + n.micro * (100 + n.percent) / 100) / 1e3,
     "mesh_steps": lambda n: ceil(ceil(n.rows / (n.gpus // n.tensor)) / n.batch),
 }

@@ -148,12 +148,13 @@ def rest_of_epoch(n: Numbers) -> Counted:
 
 
 def jobs_in_a_row(n: Numbers) -> Counted:
-    now, left, jobs, start = 0.0, float(n.need), 0, n.start / 60
-    computes = n.limit - start - n.early / 60  # at most, in a job
+    minutes, left, jobs = 0, 60 * n.need, 0
+    computes = 60 * n.limit - n.start - n.early  # at most, in a job
     while left > 0:
         computed = min(left, computes)
-        now += n.queue + start + computed + (n.early / 60 if left > computes else 0)
+        minutes += 60 * n.queue + n.start + computed + (n.early if left > computes else 0)
         left, jobs = left - computed, jobs + 1
+    now, start = minutes / 60, n.start / 60
     slips = dict(no_queue=now - jobs * n.queue, one_queue=now - (jobs - 1) * n.queue, first_free=now - n.queue)
     slips |= dict(one_more=now + n.limit + n.queue)
     slips |= dict(no_start=now - jobs * start, full_jobs=jobs * (n.queue + n.limit), computing=n.need)
@@ -170,7 +171,8 @@ def kept_checkpoints(n: Numbers) -> Counted:
         kept = [moment for moment in kept if moment >= now - 60 * n.hours]
     true = most * one
     slips = dict(fence=true - one, fences=true - 2 * one, one_more=true + one, one_rank=true / n.ranks, one=one)
-    return (true, slips | dict(nodes=true * 8 / n.ranks)) if most > 3 else None
+    fits = 60 * n.hours % n.minutes == 0  # so that there is one of so many hours ago
+    return (true, slips | dict(nodes=true * 8 / n.ranks)) if most > 3 and fits else None
 
 
 def hang_cost(n: Numbers) -> Counted:

@@ -121,7 +121,7 @@ def fitted_link(n: Numbers) -> Counted:
     for kilobytes in (n.small, n.large):
         network = Network(2, n.us * 1e-6, n.speed * 1e9)
         network.round([(0, 1, kilobytes * 1000)])
-        micros.append(round(1e6 * network.seconds, 1))
+        micros.append(round(1e6 * network.seconds, 2))
     n.small_us, n.large_us = micros
     rates = [n.small / n.small_us * 1e9, n.large / n.large_us * 1e9]
     later, difference = n.large_us - n.small_us, n.large - n.small

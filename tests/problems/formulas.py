@@ -27,10 +27,10 @@ def causal(first, last):
 
 
 def jobs(n):
-    computes = n.limit - (n.start + n.early) / 60
+    computes = n.limit - Fraction(n.start + n.early, 60)
     count = ceil(n.need / computes)
     last = n.need - (count - 1) * computes
-    return 3600 * (count * n.queue + (count - 1) * n.limit + n.start / 60 + last)
+    return float(3600 * (count * n.queue + (count - 1) * n.limit + Fraction(n.start, 60) + last))
 
 
 def largest_divisor(number, limit):

@@ -24,6 +24,7 @@ COMMANDS = {
     "read": "Read the logs of a job that failed and say what it died of.",
     "faults": "Provoke a failure of distributed training on purpose, and see it diagnosed and fixed.",
     "drill": "Solve an incident from the logs that a job leaves.",
+    "problems": "Solve small problems with numeric answers, with other numbers each time.",
     "plan": "Say which strategy fits a model into the memory of your GPUs, and why.",
     "submit": "Write the job file for a cluster: SLURM or Kubernetes.",
     "check": "Check your answers to the exercises of a lesson.",

@@ -20,7 +20,7 @@ ORDER = (
     ("judges",),
     ("grading",),
     ("observe",),
-    ("rehearsal", "diagnose"),
+    ("rehearsal", "diagnose", "problems"),
     ("scaling",),
     ("beyond",),
     ("checkpoint",),

@@ -30,7 +30,9 @@ def test_help_names_every_command_and_needs_no_torch(monkeypatch, capsys):
     assert all(f"\n  {word} " in told for word in cli.COMMANDS)
 
 
-@pytest.mark.parametrize("argv", ["--help", "--version", "lint programs/ddp.py", "hint 03.2", "read LICENSE"])
+@pytest.mark.parametrize(
+    "argv", ["--help", "--version", "lint programs/ddp.py", "hint 03.2", "read LICENSE", "problems 14"]
+)
 def test_what_needs_no_torch_answers_at_once(argv):
     bare = [sys.executable, "-c", "pass"]
     told = [sys.executable, "-X", "importtime", "-m", "ddp_course.cli", *argv.split()]

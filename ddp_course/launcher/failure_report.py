@@ -203,8 +203,8 @@ def why_died(exitcode: int | None) -> str:
         name = signal.Signals(-exitcode).name
         return f"killed by {name}, a crash in compiled code or a signal from outside; its last words are in its output"
     return (
-        f"it ended itself with exit status {exitcode}, neither returning nor raising; look for os._exit or a program "
-        "that starts ranks without `if __name__ == '__main__':`"
+        f"it ended itself with exit status {exitcode}, neither returning nor raising; look for sys.exit, os._exit or a "
+        "program that starts ranks without `if __name__ == '__main__':`"
     )
 
 

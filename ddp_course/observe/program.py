@@ -28,7 +28,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 HUNG = 124  # as the command `timeout` has it
 END_LIMIT_S = 10.0  # after SIGTERM
 CONCLUSIONS = {
-    "hung": "No rank moves, so the program is ended.",
+    "hung": "No rank moved, so the program was ended.",
     "waits": "A rank still computes, so the program is left to run.",
     "unseen": "Ranks that are not seen here may move, so the program is left to run.",
 }
@@ -94,25 +94,27 @@ class _Run:
             if self.stopped or self.watch.until_next() > 0:
                 continue
             if found := self.watch.found():
-                self.report(CONCLUSIONS[found])
-            if found == "hung":
-                self.end()
-                return HUNG
+                told = self.told(CONCLUSIONS[found])
+                if found == "hung":
+                    self.end()  # first: what a launcher says of being ended would bury the report
+                if told:
+                    self.say(told)
+                if found == "hung":
+                    return HUNG
         self.watch.finish()
         code = self.child.returncode
-        if code and not self.stopped and self.watch.failed_at is not None:
-            self.report("", ended=True)
+        if code and not self.stopped and self.watch.failed_at is not None and (told := self.told("", ended=True)):
+            self.say(told)
         return _as_shells_say(code)
 
-    def report(self, last: str, ended: bool = False) -> None:
-        """Say which rank failed first, or else who waits for whom."""
+    def told(self, last: str, ended: bool = False) -> str:
+        """Return which rank failed first, or else who waits for whom; "" if neither is known."""
         from ddp_course.observe.report import failed, hung  # with torch: not before something is wrong
 
         if not ended and self.watch.failed_at is None:
             self.watch.where()
         error = failed(self.watch) or (None if ended else hung(self.watch))
-        if error:
-            self.say("\n".join(filter(None, (error.report, last, error.log_line))))
+        return "\n".join(filter(None, (error.report, last, error.log_line))) if error else ""
 
     def end(self) -> None:
         """Ask the command to end, as a launcher would be asked, and see to it that nothing of it stays."""

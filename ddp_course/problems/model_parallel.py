@@ -132,6 +132,7 @@ def pipeline_kept(n: Numbers) -> Counted:
     one, mirrored = n.megabytes * 10**6, n.stage + 1
     true = most * one
     slips = dict(gpipe=n.micro * one, all=true * n.stages, one_more=true + one)
+    slips |= dict(share=n.micro / n.stages * one, ticks=(n.micro + n.stages - 1) * one)
     slips |= {"first": n.stages * one} if n.stage > 1 else {}
     slips |= {"from_one": true - one} if most > 2 else {}
     slips |= {"one": one} if most > 2 else {}
@@ -144,6 +145,7 @@ def fewest_micro(n: Numbers) -> Counted:
     s, share = n.stages, n.tenths / 1000
     true = least(lambda micro: bubble("1f1b", s, micro) <= share + 1e-9)
     slips = dict(to_work=(s - 1) / share, all_stages=s / share - s + 1, plus_one=(s - 1) / share - s, both=2 * true)
+    slips["whole"] = s / share - s
     slips |= dict(
         naive=s / share, multiple=-(-true // s) * s, power=2 ** math.ceil(math.log2(true)), few=share * s * 100
     )

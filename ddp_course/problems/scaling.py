@@ -103,6 +103,7 @@ def most_gpus(n: Numbers) -> Counted:
     true, enough = able[-1], -(-n.tokens // n.length)
     slips = dict(tokens=n.rows * n.length // n.tokens, uneven=n.rows // enough, rows=enough, one_row=n.rows)
     slips |= dict(floor=n.rows // max(1, n.tokens // n.length), power=2 ** int(math.log2(true)))
+    slips |= dict(nearest=round(n.rows * n.length / n.tokens), rounded=n.rows // 2 ** math.ceil(math.log2(enough)))
     return true, slips
 
 
@@ -111,7 +112,8 @@ def amdahl(n: Numbers) -> Counted:
         return None
     true = least(lambda gpus: (n.fixed * gpus + n.step - n.fixed) * n.speedup <= n.step * gpus)
     slips = dict(ideal=n.speedup, limit=n.step // n.fixed, serial=math.ceil(n.step / (n.step / n.speedup - n.fixed)))
-    slips |= dict(more=math.ceil(n.speedup * (n.step + n.fixed) / n.step))
+    slips |= dict(more=math.ceil(n.speedup * (n.step + n.fixed) / n.step), power=2 ** math.ceil(math.log2(true)))
+    slips |= dict(parts=n.step // n.fixed - 1)
     slips["double"] = math.ceil((n.step + n.fixed) / (n.step / n.speedup - n.fixed))
     return true, slips
 

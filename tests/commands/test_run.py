@@ -29,6 +29,8 @@ def test_who_is_to_blame_or_that_it_cannot_be_told(name, tmp_path, folders):
     status, facts, said = cases.told_of(case, tmp_path)
     assert cases.judged(case, facts) in ("right", "right, cannot tell", "cannot tell"), said
     assert (status == 124) == (case.hangs and "left to run" not in said) and status != 0, said
+    assert "sitecustomize" not in said, said
+    assert status != 124 or said.rstrip().splitlines()[-1].startswith("ddp-course: "), "the report is not the last word"
 
 
 @pytest.fixture

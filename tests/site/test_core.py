@@ -37,7 +37,7 @@ def test_the_order_is_that_of_read_next():
 
 def test_ten_chapters_that_can_be_read_in_a_day():
     lines = [len((ROOT / f"ddp_course/{source}.py").read_text().splitlines()) for source in FILES]
-    assert len(CHAPTERS) == 10 and sum(lines) <= 2350
+    assert len(CHAPTERS) == 10 and sum(lines) <= 2400
 
 
 def test_a_chapter_has_the_question_the_code_and_the_proofs():

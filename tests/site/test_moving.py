@@ -30,7 +30,10 @@ def test_only_what_is_divided_shrinks_with_more_gpus():
     assert held[2]["DDP"] == held[64]["DDP"]
     assert held[2]["ZeRO-1"]["state"] / held[64]["ZeRO-1"]["state"] == pytest.approx(24.5, abs=0.1)  # whole tensors
     assert held[64]["FSDP"]["parameters"] == pytest.approx(held[2]["FSDP"]["parameters"] / 32, rel=0.01)
-    assert "2 GPUs: DDP 145 GB, ZeRO-1 92 GB, ZeRO-2 69 GB, FSDP 66 GB; what fits into 80 GB: ZeRO-2, FSDP" in moving.memory()
+    assert (
+        "2 GPUs: DDP 145 GB, ZeRO-1 92 GB, ZeRO-2 69 GB, FSDP 66 GB; what fits into 80 GB: ZeRO-2, FSDP"
+        in moving.memory()
+    )
 
 
 def test_one_frame_is_shown_before_the_slider_is_moved():

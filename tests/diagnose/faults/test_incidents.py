@@ -1,12 +1,14 @@
 """Each incident fails and says its figures, its cured program ends well, and a file without the form is refused."""
 
 import re
+import sys
 
 import pytest
 
 from ddp_course.commands.faults import code
 from ddp_course.diagnose.faults.catalogue import FAULTS, INCIDENTS
 from ddp_course.diagnose.faults.incidents import ALL, ROOMS, Started, read
+from tests.warm.plugin import start_of
 
 GIVEN_UP = "Timed out waiting 3000ms"
 # Incident -> what its broken program says, and what the cured one says.
@@ -93,7 +95,8 @@ for i in range(2):
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", SAYS)
-def test_provoked_it_says_its_figures_and_cured_it_ends_well(name, nothing_left):
+def test_provoked_it_says_its_figures_and_cured_it_ends_well(name, nothing_left, monkeypatch):
+    monkeypatch.setattr(sys, "executable", start_of("python"))  # which starts sooner, where there is one
     broken, cured = (run() for run in (INCIDENTS[name].provoke, INCIDENTS[name].fix))
     assert broken.fault == name and SAYS[name][0] in broken.evidence
     assert cured.fault is None and SAYS[name][1] in cured.evidence

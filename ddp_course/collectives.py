@@ -159,7 +159,7 @@ def tree_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     if parent is not None:
         sent += exchange([(flat, parent)], [], group)
         exchange([], [(flat, parent)], group)
-    for child in reversed(children):  # the one with most descendants first
+    for child in reversed(children):  # first the one that has come latest, and with most descendants in a full tree
         sent += exchange([(flat, child)], [], group)
     _unflatten(flat, tensor)
     return sent

@@ -28,7 +28,7 @@ import torch.distributed as dist
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = (LOOPBACK, "localhost", "::1")
 POLL_S = 0.01
-ROUND = "ddp_course/round"  # the key under which a store has the name of the round
+ROUND = "ddp_course/round"  # the key under which a store has the name of the round, which is one start of all ranks
 
 
 def pin_loopback() -> None:
@@ -101,8 +101,8 @@ def open_store(rank: int, world_size: int, rendezvous: str, address: str | None,
         raise ValueError(f"rendezvous={rendezvous!r} is unknown: use 'env', 'file' or 'tcp'")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the launcher hosts the store; we only call on it
         store = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))[0]
-        # torchrun keeps its store when it starts the ranks again, and what the dead ones wrote is still in it. The
-        # course's launcher, by `agent_store` below, has a new store for each start, and no run id.
+        # torchrun keeps its store when it starts the ranks again, and what the dead ones wrote is still in it.
+        # `agent_store` below makes a new one for each start, and sets no run id.
         return enter_round(rank, world_size, store, timeout) if "TORCHELASTIC_RUN_ID" in os.environ else store
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):

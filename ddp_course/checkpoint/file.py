@@ -52,9 +52,10 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> str:
         path: its folder is made if need be.
         state: tensors, numbers, texts, and lists and dicts of them: what loads without running any code.
     Returns:
-        The seal. Other bytes have another one.
+        The seal, a checksum of the bytes.
     Raises:
-        CheckpointError: it cannot be written, or could never be read again. What was at `path` is still there.
+        CheckpointError: it cannot be written, or could never be read again. What was at `path` is still there; or the
+            new one, if it is whole and only the folder could not be brought to the disk.
     Collective: none. Call it on one rank.
     """
     path = Path(path)
@@ -202,8 +203,8 @@ def load_sealed(path: str | Path, map_location: Any, seal: str | None = None) ->
         raise
     except FileNotFoundError:
         raise CheckpointError(
-            f"there is no checkpoint at {path}; leave resume out for the first run, and on several hosts use a "
-            "folder that all of them see"
+            f"there is no checkpoint at {path}; a first run has none to go on from; on several hosts use a folder that "
+            "all of them see"
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error

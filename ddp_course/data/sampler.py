@@ -33,9 +33,9 @@ class ShardSampler(Sampler[int]):
         sampler = ShardSampler(dataset, mode="streaming")
         for epoch in range(sampler.epoch, epochs):
             sampler.set_epoch(epoch)
-            for batch in DataLoader(dataset, batch_size, sampler=sampler):
-                ...                                # train on the batch
-                sampler.advance(len(batch))        # only if the position is to be saved
+            for x, y in DataLoader(dataset, batch_size, sampler=sampler):
+                ...                                # train on these samples
+                sampler.advance(len(x))            # only if the position is to be saved
 
     In mode "compatible" the ranks have the same number of indices: some are repeated, or with `drop_last` left out.
     In mode "streaming" no index is repeated: without `drop_last`, ranks may differ by one index. Give `drop_last=True`
@@ -46,7 +46,7 @@ class ShardSampler(Sampler[int]):
         num_replicas, rank: W and this rank; by default those of the default group.
         shuffle: False keeps the dataset's order.
         seed: the same on every rank; with it and the epoch, every rank finds the same order.
-        drop_last: leave out the last samples that don't fill a row of W.
+        drop_last: leave out the last samples that don't fill a row, which is W samples, one for each rank.
         mode: "compatible" or "streaming".
     Raises:
         ValueError: an argument is wrong; says which.
@@ -150,7 +150,9 @@ class ShardSampler(Sampler[int]):
             order = list(range(self.length))
         left = order[start:] if start else order  # a copy only where it must be
         total = len(self) * self.world_size
-        while 0 < len(left) < total:  # the epoch's beginning, as without a resume; more than once, if W is larger
+        while (
+            0 < len(left) < total
+        ):  # the epoch's beginning, as without a resume; repeatedly for a dataset smaller than W
             left += order[: total - len(left)]
         return left[self.rank : total : self.world_size]
 

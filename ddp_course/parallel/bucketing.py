@@ -79,7 +79,8 @@ def plan_buckets(
             opened[kind] = _Open(cap_bytes)
     closed += [bucket.params for bucket in opened.values() if bucket.params]
     # All ranks send in one order, so a full bucket waits for those before it. torch sorts by the last gradient. With
-    # one dtype and device that is the same order; with several, one that begins early and fills late holds up others.
+    # one dtype and device that is the same order. With several it is torch's that launches earlier: here a bucket that
+    # begins early and fills late holds up those behind it, and the plan is simpler to tell.
     closed.sort(key=lambda params: place[params[0][0]])
     return [_described(index, params) for index, params in enumerate(closed)]
 

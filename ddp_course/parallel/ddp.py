@@ -40,8 +40,9 @@ class BucketedDDP(nn.Module):
         process_group: None is the default group.
         bucket_cap_mb: the size in MiB at which a bucket closes; see `plan_buckets`.
         first_bucket_mb: the same of the bucket that is launched first.
-        forward_sync_buffers: give every rank rank 0's buffers before the forward pass that follows an averaged one.
-        broadcast_buffers: the older name, and more: False also keeps each rank's buffers at construction.
+        forward_sync_buffers: give every rank rank 0's buffers before the first forward pass, and before each that
+            follows an averaged one.
+        broadcast_buffers: torch's older name for it, and more: False also keeps each rank's buffers at construction.
         find_unused_parameters: allow parameters that take no part in a pass, at the price of a walk through the
             graph and one more all_reduce. A gradient that no rank has computed stays None.
         gradient_as_bucket_view: let `param.grad` be the bucket's own memory, which saves the memory of all gradients.
@@ -49,7 +50,7 @@ class BucketedDDP(nn.Module):
         ValueError: nothing to train, or a layer with sparse gradients.
         RuntimeError: the models differ between ranks; gradients are missing (at the next forward or optimizer step).
     Collective: at construction one all_gather_object, one broadcast per parameter and buffer. In a forward pass one
-        broadcast per dtype and device of the buffers; in its backward one all_reduce per bucket. Every rank of it.
+        broadcast per dtype and device of the buffers; in its backward one all_reduce per bucket. All ranks.
     Source: Li et al. 2020 (arXiv 2006.15704), section 4; torch/csrc/distributed/c10d/reducer.cpp.
     """
 
@@ -163,15 +164,13 @@ class BucketedDDP(nn.Module):
             bucket.take(slot, self._scale, self.gradient_as_bucket_view)
         if not bucket.waiting_for:
             self._launch_full_buckets()
-            # Only when all are launched: _finish takes what is missing for zero, and _refuse_half is to see it missing.
+            # Called when backward is over, and only if all are launched: _finish takes what is missing for zero, and
+            # _refuse_half is to see it missing.
             if not self.find_unused_parameters and self._work[-1].launched:
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _begin(self) -> None:
-        """The first gradient of this pass is there; parameters outside the graph are not waited for.
-
-        `queue_callback` may be called during backward only; what it is given runs once, when backward is over.
-        """
+        """The first gradient of this pass is there; parameters outside the graph are not waited for."""
         self._reducing = True
         if self.find_unused_parameters:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
@@ -188,7 +187,7 @@ class BucketedDDP(nn.Module):
 
     def _finish(self) -> None:
         """Called by autograd when backward has nothing left to compute: wait for the averages."""
-        # As torch counts: a parameter in the graph is used where it has a gradient, be it an earlier one.
+        # As torch counts: a parameter in the graph is used if it has a gradient, be it that of an earlier pass.
         self._used |= {param for param in self._in_graph if param.grad is not None}
         for bucket in self._work:
             bucket.wait_only_for(set())  # what is in the graph, and yet the loss did not lead there

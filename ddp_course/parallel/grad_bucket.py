@@ -1,8 +1,11 @@
 """Where do the gradients of a bucket lie?
 
 In one flat tensor, so that one all_reduce takes them all. Each parameter has its place in it, a view, and the view
-becomes the parameter's gradient: what has been averaged need not be copied back. Gradients come in one by one, large
-ones copied at once, small ones together. A bucket sends itself once, and waits for what it sent.
+becomes the parameter's gradient: what has been averaged need not be copied back.
+
+A bucket belongs to a replica, `BucketedDDP`, which directs it through each backward pass: `begin`; `take` a large
+gradient as soon as it is there; when all are there, `launch`, which copies the small ones and sends; at the end
+`finish`, which waits. A replica can also let passes add up gradients without sending them.
 
 Left out on purpose: which bucket is sent when, which is `ddp.py`'s part.
 Read next: `nested.py`, what a forward pass has used; `ddp.py`.
@@ -51,9 +54,9 @@ class GradBucket:
     def call_when_ready(self, call: Callable[[], Callable[[GradBucket, int], None]]) -> Iterator[RemovableHandle]:
         """Have autograd call `call()(bucket, slot)` whenever it has come to a parameter; yield what ends that.
 
-        `call` is a weak reference: a hook that held the wrapper would keep it alive as long as its parameters. The hook
-        is on the node, so it is called for an undefined gradient, too, such as the None of a Function's backward. The
-        public `register_post_accumulate_grad_hook` is not, and the bucket would wait for that gradient for ever.
+        `call` is a weak reference: a hook that held the replica would keep it alive as long as its parameters. The hook
+        is on the node, which is reached also where a Function's backward has returned None. Then nothing is accumulated
+        and the public `register_post_accumulate_grad_hook` not called: the bucket would wait for ever.
         """
         for slot, node in enumerate(self._nodes):
             yield node.register_hook(lambda *_, slot=slot: call()(self, slot))
@@ -80,8 +83,12 @@ class GradBucket:
     def take(self, slot: int, scale: float, as_view: bool) -> None:
         """Copy one gradient in, times `scale`: best at once, while it is in the processor's cache.
 
-        If its parameter gets the copy in its place, its own memory is free for the gradients to come. A gradient that
-        was added up in the bucket itself is left to `launch`.
+        If the parameter gets the copy in its place, the gradient's own memory is free for those to come. A gradient
+        that was added up in the bucket itself is left to `launch`.
+
+        Args:
+            scale: 1 / W, or 1 where a communication hook divides.
+            as_view: let the view be the parameter's gradient from now on; otherwise it is copied back at the end.
         """
         view, param = self.views[slot], self.params[slot]
         if param.grad is not None and param.grad is not view:
@@ -91,7 +98,7 @@ class GradBucket:
                 param.grad = view
 
     def wait_only_for(self, params: set[nn.Parameter]) -> None:
-        """Do not wait for the other parameters: what passes under no_sync have added up for them counts, or zero."""
+        """Do not wait for the other parameters: what earlier passes have added up for them counts, or zero."""
         self.waiting_for = {slot for slot in self.waiting_for if self.params[slot] in params}
 
     @torch.no_grad()
@@ -138,7 +145,7 @@ class GradBucket:
                 param.grad.copy_(view)
             elif param.grad is not view:
                 raise RuntimeError(
-                    f"{self.plan.names[slot]}: its gradient was replaced during backward, as by a second wrapper whose "
+                    f"{self.plan.names[slot]}: its gradient was replaced during backward, as by a second replica whose "
                     "forward pass led there too; call one of the two, or say gradient_as_bucket_view=False"
                 )
         self.begin()

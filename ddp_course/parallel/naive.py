@@ -69,7 +69,9 @@ def average_gradients_flat(
 
 
 def _gradients(module: nn.Module, group: dist.ProcessGroup | None, find_unused: bool) -> list[torch.Tensor]:
-    """The gradients to average. A rank that lacks one raises, lest it leave out a collective; or it fills in zeros."""
+    """The gradients to average. Where one is missing, this rank raises, or fills in zeros: to leave out its all_reduce
+    would pair the next one with another parameter's of the other ranks.
+    """
     named = replicas.trainable(module)
     if find_unused:
         used = torch.tensor(
@@ -97,8 +99,8 @@ class NaiveDDP(nn.Module):
         optimizer.step()
 
     Args:
-        flat: one all_reduce for all gradients of one dtype instead of one for each.
-        broadcast_buffers: give every rank rank 0's buffers before each forward pass in training.
+        flat: one all_reduce for neighbouring gradients of one dtype and device, instead of one for each.
+        broadcast_buffers: give every rank rank 0's buffers before each forward pass in training, with gradients.
         find_unused_parameters: see `average_gradients`.
     Raises:
         ValueError: nothing to train, or a layer with sparse gradients.

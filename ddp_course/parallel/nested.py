@@ -31,7 +31,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def parameters_behind(outputs: Any) -> set[nn.Parameter]:
-    """Return the parameters that autograd would reach from the tensors in `outputs`, which may be nested."""
+    """Return the parameters that autograd would reach from what has computed the tensors in `outputs`."""
     found, seen = set(), set()
     nodes = [leaf.grad_fn for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
     while nodes:
@@ -39,7 +39,7 @@ def parameters_behind(outputs: Any) -> set[nn.Parameter]:
         if node in seen:  # with residual connections there are 2^L paths through L blocks; each node is walked once
             continue
         seen.add(node)
-        if hasattr(node, "variable"):  # AccumulateGrad, where a path ends
+        if hasattr(node, "variable"):  # AccumulateGrad, where a path ends, and where `grad_bucket.py` hangs its hook
             found.add(node.variable)
         nodes += [following for following, _ in node.next_functions if following is not None]
     return found

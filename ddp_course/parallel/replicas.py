@@ -1,7 +1,9 @@
 """Do all ranks hold the same model, and how do they come to?
 
-Replicas stay equal if they begin equal and take equal steps. So the ranks first compare what they have built, name by
-name, and then take rank 0's values. A difference found here is a sentence; found later, it is a hang or a wrong model.
+In distributed data parallel training, DDP, each rank has a replica of the model and rows of its own. Replicas stay
+equal if they begin equal and take equal steps: by the mean of the ranks' gradients. So the ranks first compare what
+they have built, name by name, and then take rank 0's values. A difference found here is a sentence; found later, it is
+a hang or a wrong model.
 
 Left out on purpose: keeping replicas equal afterwards, which is the gradients' part.
 Read next: `naive.py`.
@@ -78,7 +80,8 @@ def broadcast_module(
 def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None, src: int = 0) -> None:
     """Give every rank the buffers of the group's rank `src`, such as BatchNorm's running statistics.
 
-    They are many and small, and replicas do it before every step: so those of one dtype and device travel together.
+    Each rank's BatchNorm follows its own rows, so a replica that wants equal buffers asks for this again and again.
+    They are many and small: those of one dtype and device travel together.
     Two forward passes may come before one backward. The graph of the first stays valid: in training BatchNorm's
     backward does not read the running statistics that it has saved, and in eval mode they do not change.
 
@@ -94,7 +97,8 @@ def broadcast_buffers(module: nn.Module, group: dist.ProcessGroup | None = None,
         if dist.get_rank(group) != src:
             pieces = flat.split([buffer.numel() for buffer in buffers])
             shaped = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
-            # Else backward would refuse that graph: "modified by an inplace operation". torch's own DDP does the same.
+            # Autograd counts the writes to a tensor that it has saved, and would refuse that graph: "modified by an
+            # inplace operation". torch's own DDP does the same.
             with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
                 torch._foreach_copy_(buffers, shaped)
 

@@ -180,7 +180,7 @@ class _Normalise(torch.autograd.Function):
 def local_statistics(x_NC: torch.Tensor) -> torch.Tensor:
     """Return this rank's mean of each channel, sum of squared differences from it, and count, shape (2 C + 1,).
 
-    The sum of squares and the square of the sum would travel as well, but their difference loses all digits when the
+    The sum of squares and the square of the sum could travel instead, but their difference loses all digits when the
     mean is large beside the spread. Computed in float32 at least, whatever x is.
     """
     wide_NC = x_NC.to(torch.promote_types(x_NC.dtype, torch.float32))

@@ -198,7 +198,7 @@ def of_torch_save() -> bytes:
 
 
 def test_a_missing_checkpoint_says_where_and_what_to_do(path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint at .*last\.pt; leave resume out"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*last\.pt; a first run has none"):
         load_checkpoint(path, CPU)
     path.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"last\.pt cannot be read: Is a directory"):

@@ -76,8 +76,8 @@ def _rounds(world_size: int) -> int:
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> int:
     """Replace `tensor` on every rank by the sum over the ranks of `group`, and return the bytes this rank sent.
 
-    All ranks end with the same bits, since each chunk is summed on one rank and then copied. The sum may differ in
-    its last bits from `dist.all_reduce`, which adds in another order.
+    All ranks end with the same bits, since each chunk's sum is completed on one rank and then copied. The sum may
+    differ in its last bits from `dist.all_reduce`, which adds in another order.
 
     Args:
         tensor: the same shape, dtype and kind of device on every rank. Strides may differ: a tensor that is not

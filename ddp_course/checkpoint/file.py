@@ -235,7 +235,7 @@ def refuse_what_swells(file: BinaryIO, path: str | Path) -> None:
     bytes, whatever n is: `save_checkpoint` refuses one, and so does this.
 
     Raises:
-        CheckpointError: something in it is compressed, or is only named by its length.
+        CheckpointError: something in it is compressed, or is a bytearray.
     """
     with zipfile.ZipFile(file) as archive:
         packed = [entry.filename for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
@@ -246,7 +246,7 @@ def refuse_what_swells(file: BinaryIO, path: str | Path) -> None:
 
 
 def _named(archive: zipfile.ZipFile) -> list[str]:
-    """Return the classes and functions that a checkpoint names; weights_only's reader knows no other way to."""
+    """Return the classes and functions that a checkpoint names; weights_only reads no other naming."""
     pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
     return [arg for content in pickles for opcode, arg, _ in pickletools.genops(content) if opcode.name == "GLOBAL"]
 

@@ -150,9 +150,8 @@ class ShardSampler(Sampler[int]):
             order = list(range(self.length))
         left = order[start:] if start else order  # a copy only where it must be
         total = len(self) * self.world_size
-        while (
-            0 < len(left) < total
-        ):  # the epoch's beginning, as without a resume; repeatedly for a dataset smaller than W
+        while 0 < len(left) < total:  # more than once for a dataset that is smaller than W
+            # The epoch's beginning, as without a resume.
             left += order[: total - len(left)]
         return left[self.rank : total : self.world_size]
 

@@ -2,7 +2,7 @@
 
 One all_reduce per parameter pays the latency once per parameter; one for all of them cannot start before the last
 gradient is there. Buckets lie between: neighbouring gradients share one flat tensor until it holds `cap_bytes`.
-The plan is made before any gradient exists, from names, shapes and dtypes alone, so every rank makes the same one.
+The plan is made before any gradient exists, from names, shapes, dtypes and devices, so every rank makes the same one.
 
 Left out on purpose: a second plan in the order in which gradients really arrived, which torch's DDP makes after its
 first step. Where layers run in the order in which they were registered, the two are nearly the same.

@@ -39,7 +39,7 @@ class BucketedDDP(nn.Module):
         module: the same on every rank; each rank's values are replaced by those of the group's rank 0.
         process_group: None is the default group.
         bucket_cap_mb: the size in MiB at which a bucket closes; see `plan_buckets`.
-        first_bucket_mb: the same of the bucket that is launched first.
+        first_bucket_mb: the same of the first bucket of each dtype and device.
         forward_sync_buffers: give every rank rank 0's buffers before the first forward pass, and before each that
             follows an averaged one.
         broadcast_buffers: torch's older name for it, and more: False also keeps each rank's buffers at construction.
@@ -170,7 +170,7 @@ class BucketedDDP(nn.Module):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _begin(self) -> None:
-        """The first gradient of this pass is there; parameters outside the graph are not waited for."""
+        """The first gradient of this pass is there. To find unused parameters, wait only for those in the graph."""
         self._reducing = True
         if self.find_unused_parameters:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)

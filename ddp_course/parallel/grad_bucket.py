@@ -40,7 +40,7 @@ class GradBucket:
         pieces = self.flat.split(plan.numels)
         self.views = [piece.view(shape) for piece, shape in zip(pieces, plan.shapes, strict=True)]
         # The node of autograd's graph that adds to a parameter's gradient. It is kept here: a parameter holds its node
-        # weakly, and the hook dies with the node.
+        # weakly, and what `call_when_ready` hangs on it would die with it.
         self._nodes = [get_gradient_edge(param).node for param in params]
         self.large = {slot for slot, view in enumerate(self.views) if view.nbytes >= LARGE_BYTES}
         self.begin()
@@ -55,8 +55,9 @@ class GradBucket:
         """Have autograd call `call()(bucket, slot)` whenever it has come to a parameter; yield what ends that.
 
         `call` is a weak reference: a hook that held the replica would keep it alive as long as its parameters. The hook
-        is on the node, which is reached also where a Function's backward has returned None. Then nothing is accumulated
-        and the public `register_post_accumulate_grad_hook` not called: the bucket would wait for ever.
+        is on the node, called after it has added to `param.grad`; and also where a Function's backward has returned
+        None. Then nothing is accumulated, and the public `register_post_accumulate_grad_hook` is not called: the bucket
+        would wait for ever.
         """
         for slot, node in enumerate(self._nodes):
             yield node.register_hook(lambda *_, slot=slot: call()(self, slot))

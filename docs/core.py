@@ -8,15 +8,17 @@ Read next: `pages.py`, the other pages that are made of the package.
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from pages import write
 
 ROOT = Path(__file__).parents[1]
-# Title -> files of ddp_course/, and the tests that prove them. A file uses what stands before it.
+# Title -> files of ddp_course/, and the tests that prove them: all of a file, or those whose names have one of the
+# words. A file uses what stands before it.
 CHAPTERS = {
-    "Meeting": (["rendezvous"], ["test_groups"]),
-    "Groups": (["groups"], ["test_groups"]),
+    "Meeting": (["rendezvous"], ["test_groups: meet|come|store|disagree|claim|earlier|port|address|agent"]),
+    "Groups": (["groups"], ["test_groups: place|wrong|nccl|share|backend|subgroup|block"]),
     "Collectives": (["collectives"], ["test_collectives"]),
     "The sampler": (["data/permutation", "data/sampler"], ["data/test_permutation", "data/test_sampler"]),
     "The least that keeps replicas equal": (["parallel/replicas", "parallel/naive"], ["parallel/test_ddp"]),
@@ -48,8 +50,10 @@ def chapter(title: str) -> str:
         lines += [":language: python", ":class: book", "```", ""]
     lines += ["## What the tests prove", ""]
     for test in tests:
-        lines += [f"`tests/{test}.py`: {said(ROOT / 'tests' / f'{test}.py')}", ""]
-        lines += [*(f"- {name}" for name in proofs(ROOT / "tests" / f"{test}.py")), ""]
+        name, _, words = test.partition(": ")
+        path = ROOT / "tests" / f"{name}.py"
+        lines += [f"`tests/{name}.py`: {said(path)}", ""]
+        lines += [*(f"- {proof}" for proof in proofs(path) if re.search(words, proof)), ""]
     return "\n".join(lines)
 
 

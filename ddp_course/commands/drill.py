@@ -68,7 +68,7 @@ Exit status: 0 the incident or a hint is shown, or all faults are named and no o
             return 0
         folder = emptied(options.into)
         happen(options.level, options.seed, folder)
-    except (ValueError, FileExistsError, TimeoutError) as error:
+    except (ValueError, FileExistsError, TimeoutError, RuntimeError) as error:
         parser.error(str(error))
     print(f"A job of {RANKS} ranks left its logs in {folder}, and README.txt there says again what follows.\n")
     print(told := asked(options.level, counted(true), call))

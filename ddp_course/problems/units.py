@@ -9,6 +9,7 @@ Read next: `problem.py`, which judges.
 
 from __future__ import annotations
 
+import math
 import re
 
 PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -71,6 +72,8 @@ def parsed(text: str, unit: str) -> float:
     if not found or found[3].startswith(","):
         raise ValueError(f"{text.strip()!r} has no number that is understood: expected {example}, or 1.5 or 1.5e9")
     number, given = float(found[1].replace(",", "") + found[2]), found[3].strip()
+    if number == math.inf:
+        raise ValueError(f"{text.strip()!r} is more than a float holds: expected {example}")
     if kind == "a number":
         given = given.replace("GPU h", "GPU-h")  # the one unit that has two spellings
         given = re.sub(rf"\s*\b(?:{re.escape(unit)}|{re.escape(unit.removesuffix('s'))})$", "", given)

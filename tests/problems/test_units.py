@@ -72,3 +72,8 @@ def test_slips_of_units():
     assert confusions("ms", 2.0)["That is 3600 times too long: seconds were taken for hours."] == 7200
     assert confusions("%", 30.0)["That is the other part: what is asked for and this make 100%."] == 70
     assert confusions("rows", 5, exact=True) == {"That is one too many.": 6, "That is one too few.": 4}
+
+
+def test_a_number_that_is_too_large_is_refused():
+    with pytest.raises(ValueError, match="more than a float holds"):
+        parsed("1e999", "GPUs")

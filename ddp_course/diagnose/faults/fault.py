@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,10 +115,9 @@ def started(
                 words, _ = launcher.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 launcher.terminate()  # not kill, which would leave the ranks behind
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     launcher.wait(60)
-                finally:
-                    launcher.kill()
+                launcher.kill()
                 raise TimeoutError(f"the {ranks} ranks did not end within {limit_s:.0f} s") from None
         said = []
         for rank in range(ranks):

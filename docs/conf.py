@@ -12,7 +12,6 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
 import core  # noqa: E402
 import front  # noqa: E402
-import moving  # noqa: E402
 import pages  # noqa: E402
 
 project, author = "The DDP course", "The DDP course authors"
@@ -81,8 +80,6 @@ def setup(app):
     pages.write_errors(DOCS / "made" / "errors.md")
     pages.write_reference(DOCS / "made")
     core.write_chapters(DOCS / "made" / "core")
-    pages.write(DOCS / "made" / "buckets.html", moving.buckets())
-    pages.write(DOCS / "made" / "memory.html", moving.memory())
     app.connect("autodoc-process-docstring", pages.read_docstring, priority=400)  # before napoleon
     app.connect("doctree-read", pages.describe_pictures)
     app.connect("doctree-read", pages.link_terms)

@@ -14,6 +14,7 @@ from ddp_course.draw.language import accumulation_step, dealt_windows, gpt_block
 from ddp_course.draw.levers import lever
 from ddp_course.draw.membership import rank_map, rendezvous, subgroups
 from ddp_course.draw.metrics import mean_weights, own_losses, sums_and_counts
+from ddp_course.draw.moving import bucket_sizes, gpu_memory
 from ddp_course.draw.ranks import all_reduce, collective_calls
 from ddp_course.draw.recovery import agents, killed_run, lost_time, sigterm
 from ddp_course.draw.replays import Replay, replay
@@ -33,6 +34,7 @@ __all__ = [
     "all_reduce",
     "backward_sums",
     "bucket_plan",
+    "bucket_sizes",
     "collective",
     "collective_calls",
     "conditions",
@@ -42,6 +44,7 @@ __all__ = [
     "described",
     "gathered_layers",
     "gpt_block",
+    "gpu_memory",
     "hang",
     "holdings",
     "killed_run",

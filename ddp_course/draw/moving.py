@@ -1,29 +1,30 @@
 """What changes when one moves a slider? Two pictures: the size of a bucket, and the number of GPUs.
 
-Every frame is drawn when the site is built, from numbers of the course's own `predict` and `memory_of`; the slider
-chooses one. A page needs nothing else, and works where scripts are off: then it shows the frame that stands first.
+Every frame is drawn beforehand, from numbers of the course's own `predict` and `memory_of`; the slider chooses one. The
+HTML needs nothing else, and is stored in the notebook. Where scripts are off, the first frame is shown.
 
-Read next: `moving.md`, which shows them; `front.py`, a ring that steps.
+Read next: `replays.py`, which steps through what really happened.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from html import escape
 
 from ddp_course.beyond.activations import transformer
 from ddp_course.beyond.memory import Strategy, memory_of
-from ddp_course.draw.style import ALARM, SHARED, rank_colour
+from ddp_course.draw.style import ALARM, rank_colour
 from ddp_course.scaling.link import Link
 from ddp_course.scaling.simulate import Gradient, Prediction, Profile, predict
 
 MIB, WIDE, HIGH, LEFT = 2**20, 640, 26, 96  # pixels of a picture, of a bar, and of the room for names
 LAYERS, LAYER_S = 8, 0.020  # lesson 07's model: a layer's weight and bias, and what its backward takes
 CAPS = (0, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)  # bytes at which a bucket closes; 0 is one bucket for each gradient
-LINK = Link("50 MB/s", 0.002, 50e6)
+RANKS, LINK = 2, Link("50 MB/s", 0.004, 50e6)  # lesson 07's slow link: 8 ms for an all-reduce, and its bytes
 WORLD_SIZES = (1, 2, 4, 8, 16, 32, 64)
 STRATEGIES = {"DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "FSDP": 3}  # and what is divided
 GPU = 80e9  # bytes
-COLOURS = {"forward": SHARED, "backward": rank_colour(0), "all-reduce": ALARM}
+COLOURS = {"backward": rank_colour(0), "all-reduce": ALARM}
 Bar = tuple[float, float, str, str]  # from and to, as shares of the picture's width; colour; what it is
 
 
@@ -33,16 +34,16 @@ def profile() -> Profile:
     for number, layer in enumerate(reversed(range(LAYERS)), 1):
         at = number * LAYER_S
         gradients += [Gradient(f"{layer}.bias", 4 * 512, at), Gradient(f"{layer}.weight", 4 * 512 * 512, at)]
-    return Profile(LAYERS * LAYER_S / 2, tuple(gradients), LAYERS * LAYER_S, 0.0)
+    return Profile(0.0, tuple(gradients), LAYERS * LAYER_S, 0.0)
 
 
 def steps() -> dict[int, Prediction]:
-    """Predict the step on four ranks for each cap."""
-    return {cap: predict(profile(), cap, 4, LINK) for cap in CAPS}
+    """Predict the step for each cap."""
+    return {cap: predict(profile(), cap, RANKS, LINK, first_cap_bytes=cap) for cap in CAPS}
 
 
-def buckets() -> str:
-    """Return the picture of a step whose buckets grow."""
+def bucket_sizes() -> Moving:
+    """A step of lesson 07's model over its slow link: a slider over the size of a bucket."""
     found = steps()
     longest, frames = max(each.step_s for each in found.values()), []
     for cap, step in found.items():
@@ -53,9 +54,9 @@ def buckets() -> str:
             bar = (span.start_s / longest, span.end_s / longest, COLOURS[span.lane], says)
             rows["link" if span in sent else "model"].append(bar)
         size = f"a bucket closes at {cap // MIB} MiB" if cap else "each gradient is a bucket"
-        words = f"{size}: {len(sent)} all-reduces, a step of {step.step_s:.3f} s, {step.exposed_s:.3f} s of it exposed"
+        words = f"{size}: {len(sent)} all-reduce{'s' * (len(sent) > 1)}, a step of {step.step_s:.3f} s, {step.exposed_s:.3f} s of it exposed"
         frames.append((words, rows))
-    return slider("bucket size", COLOURS, frames)
+    return Moving("bucket size", COLOURS, frames)
 
 
 def memories() -> dict[int, dict[str, dict[str, float]]]:
@@ -70,8 +71,8 @@ def memories() -> dict[int, dict[str, dict[str, float]]]:
     }
 
 
-def memory() -> str:
-    """Return the picture of what each GPU holds as GPUs are added."""
+def gpu_memory() -> Moving:
+    """What each GPU holds of a GPT of 6.6 billion parameters: a slider over the number of GPUs."""
     found = memories()
     most, frames = max(sum(parts.values()) for held in found.values() for parts in held.values()), []
     for world_size, held in found.items():
@@ -87,11 +88,25 @@ def memory() -> str:
         words = f"{world_size} GPU{'s' * (world_size > 1)}: {sizes}; what fits into 80 GB: "
         frames.append((words + (", ".join(fits) or "nothing"), rows))
     parts = next(iter(found[1].values()))
-    return slider("number of GPUs", {part: rank_colour(number) for number, part in enumerate(parts)}, frames)
+    return Moving("number of GPUs", {part: rank_colour(number) for number, part in enumerate(parts)}, frames)
 
 
-def slider(name: str, colours: dict[str, str], frames: list[tuple[str, dict[str, list[Bar]]]]) -> str:
-    """Return HTML: a slider, what the colours mean, the frame that it chooses, and what this frame says."""
+@dataclass(frozen=True)
+class Moving:
+    """A slider, what the colours mean, and for each of its places what is said there and the bars of each row."""
+
+    name: str
+    colours: dict[str, str]
+    frames: list[tuple[str, dict[str, list[Bar]]]]
+
+    def __repr__(self) -> str:
+        return "\n".join(said for said, _ in self.frames)
+
+    def _repr_html_(self) -> str:
+        return _html(self.name, self.colours, self.frames)
+
+
+def _html(name: str, colours: dict[str, str], frames: list[tuple[str, dict[str, list[Bar]]]]) -> str:
     shown = [_frame(rows, hidden=number > 0) for number, (_, rows) in enumerate(frames)]
     words = [f"<p{' hidden' * (number > 0)}>{escape(said)}</p>" for number, (said, _) in enumerate(frames)]
     choose = "for (const kind of ['svg', 'p']) this.closest('figure').querySelectorAll(kind)"

@@ -71,7 +71,7 @@ class Certificate:
             AssertionError: names what differs, and what is wrong on which line.
         """
         __tracebackhide__ = True  # pytest shows the caller's line
-        far = equal_to is not None and (self.equal_to is None or self.equal_to > equal_to)
+        far = equal_to is not None and (self.equal_to is None or self.weights["largest_difference"] > equal_to)
         rounded = 0 < (self.resume["largest_difference"] or 0) < ROUNDING
         unlike = {
             self._weights(): far or self.weights["equal"] is False,

@@ -19,7 +19,7 @@ class Certificate:
     Attributes:
         weights: `equal`, `equal_to`, `largest_difference` (of a weight, relative to the largest weight), `steps`.
         samples: `once`; of all epochs together `rows`, `repeated` and `missing`; `epochs`.
-        resume: `equal`, and the `largest_difference` of a saved tensor.
+        resume: `equal`, and the `largest_difference` of saved numbers; None if something differs not by rounding.
         findings: what `ddp-course rehearse` says, each as in its JSON.
         failure: why the program did not run to its end; "" if it did.
     """

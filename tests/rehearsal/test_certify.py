@@ -7,13 +7,15 @@ import sys
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ddp_course.commands import rehearse as command
 from ddp_course.rehearsal.certificate import Certificate, power_of_ten
-from ddp_course.rehearsal.certify import certify
+from ddp_course.rehearsal.certify import certify, resume
+from ddp_course.rehearsal.notes import Notes
 
 pytest_plugins = ["pytester"]
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -55,6 +57,38 @@ def test_a_check_names_what_differs_and_takes_nothing_unseen_for_right(part, see
     assert said in str(error.value) and str(error.value).count("\n") == 1
     if asked:
         other.check()
+
+
+def resumed(folder: Path, whole: dict, again: dict) -> Certificate:
+    """What is certified of a program of which two runs have left these files of torch.save."""
+    for run, saved in (("whole", whole), ("resumed", again)):
+        (folder / run).mkdir()
+        torch.save(saved, folder / run / "run.pt")
+    runs = [[{"what": "weights", "sketch": step} for step in steps] for steps in (range(9), range(5), range(4))]
+    runs = {name: (Notes([facts], []), "") for name, facts in zip(("whole", "killed", "again"), runs, strict=True)}
+    stage = SimpleNamespace(runs=runs, folder=folder, script=folder / "train.py", resume_with=[])
+    return replace(RIGHT, resume=resume(stage))
+
+
+NEAR = {"w": torch.tensor([1.0, 2.0 + 2**-22]), "loss": 0.5 + 2e-9}
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [({"step": 7}, "['step']"), ({"count": torch.tensor(7)}, "['count']"), ({"w": torch.ones(3)}, "['w']"),
+     ({"w": torch.tensor([1.0, torch.nan])}, "['w']"), ({"more": None}, "['more']")],
+    ids=["step", "integer tensor", "shape", "nan", "another key"],
+)  # fmt: skip
+def test_a_resume_that_differs_by_more_than_rounding_fails_whatever_else_is_rounded(tmp_path, edit, named):
+    whole = {"loss": 0.5, "w": torch.tensor([1.0, 2.0]), "step": 6, "count": torch.tensor(6), "best": float("nan")}
+    found = resumed(tmp_path, whole, whole | NEAR | edit)
+    assert found.resume == {"equal": False, "largest_difference": None, "reason": f"run.pt{named} differs"}
+    with pytest.raises(AssertionError, match="resumed run differs"):
+        found.check()
+    (near := tmp_path / "near").mkdir()
+    found = resumed(near, whole, whole | NEAR)
+    assert found.resume["largest_difference"] == 2**-23 and found.resumed_equal is False
+    found.check()
 
 
 def certified(folder: Path, *edits: tuple[str, str], program: str = "train.py", arguments=(), **more) -> Certificate:

@@ -160,19 +160,23 @@ def resume(stage: Stage) -> dict:
     if not (paths := [path for path in paths if not (stage.script.parent / path).exists()]):
         return seen | {"reason": "it leaves no file of torch.save in its folder that was not there before"}
     apart: dict[str, float | None] = {}
+    unread = ""
     for path in paths:
         if not (homes[1] / path).exists():
             return seen | {"equal": False, "reason": f"{path} is missing"}
         try:
             one, other = (_leaves(torch.load(home / path, map_location="cpu", weights_only=True)) for home in homes)
-        except pickle.UnpicklingError:
-            return seen | {"reason": f"{path} cannot be read with weights_only=True"}
+        except (pickle.UnpicklingError, RuntimeError):  # the latter of TorchScript
+            unread = unread or f"{path} cannot be read with weights_only=True"
+            continue
         for name in {**one, **other}:
             pair = one.get(name, ...), other.get(name, ...)  # None can be saved, too
             if not _same(*pair):
                 apart[f"{path}{name}"] = _difference(*pair)
     if unlike := [name for name, far in apart.items() if far is None]:
         return seen | {"equal": False, "reason": f"{unlike[0]} differs"}
+    if unread and not apart:
+        return seen | {"reason": unread}
     largest = max((far for far in apart.values() if far is not None), default=0.0)
     reason = f"{next(iter(apart))} differs, by {largest:.1e} at most" if apart else ""
     return seen | {"equal": not apart, "largest_difference": largest, "reason": reason}

@@ -85,9 +85,12 @@ class CertifiedWatch:
 
 def _numbered(rows: Any, drawn: list, seen: list[float]) -> dict:
     """The numbers of a pass's rows and all that there are, in the data set inside Subset; {} if they cannot be told."""
-    if not hasattr(rows, "__len__") or len(rows) > MOST_ROWS or None in drawn or len(drawn) != len(seen):
+    if not hasattr(rows, "__len__") or len(rows) > MOST_ROWS or len(drawn) != len(seen):
         return {}
-    return {"drawn": _inside(rows, drawn), "of": _inside(rows, range(len(rows))), "contents": seen}
+    try:
+        return {"drawn": _inside(rows, drawn), "of": _inside(rows, range(len(rows))), "contents": seen}
+    except (TypeError, ValueError, LookupError):  # None, of an iterable data set; texts, tuples
+        return {}
 
 
 def _inside(rows: Any, numbers: Iterable) -> list[int]:

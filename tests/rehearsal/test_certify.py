@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from ddp_course.commands import rehearse as command
 from ddp_course.rehearsal.certificate import Certificate, power_of_ten
 from ddp_course.rehearsal.certify import certify, resume
 from ddp_course.rehearsal.notes import Notes
+from ddp_course.rehearsal.watch_certified import _numbered
 
 pytest_plugins = ["pytester"]
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -59,11 +61,13 @@ def test_a_check_names_what_differs_and_takes_nothing_unseen_for_right(part, see
         other.check()
 
 
-def resumed(folder: Path, whole: dict, again: dict) -> Certificate:
-    """What is certified of a program of which two runs have left these files of torch.save."""
+def resumed(folder: Path, whole: dict, again: dict, model: torch.jit.ScriptModule | None = None) -> Certificate:
+    """What is certified of a program of which two runs have left these states, and a model if there is one."""
     for run, saved in (("whole", whole), ("resumed", again)):
         (folder / run).mkdir()
         torch.save(saved, folder / run / "run.pt")
+        if model:
+            torch.jit.save(model, folder / run / "model.pt")
     runs = [[{"what": "weights", "sketch": step} for step in steps] for steps in (range(9), range(5), range(4))]
     runs = {name: (Notes([facts], []), "") for name, facts in zip(("whole", "killed", "again"), runs, strict=True)}
     stage = SimpleNamespace(runs=runs, folder=folder, script=folder / "train.py", resume_with=[])
@@ -89,6 +93,26 @@ def test_a_resume_that_differs_by_more_than_rounding_fails_whatever_else_is_roun
     found = resumed(near, whole, whole | NEAR)
     assert found.resume["largest_difference"] == 2**-23 and found.resumed_equal is False
     found.check()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_cannot_be_read_is_not_compared_and_hides_no_difference(tmp_path):
+    model = torch.jit.script(torch.nn.Linear(1, 1))
+    found = resumed(tmp_path, {"step": 6}, {"step": 6}, model)
+    assert found.resumed_equal is None and found.resume["reason"].startswith("model.pt cannot be read")
+    (other := tmp_path / "other").mkdir()
+    assert resumed(other, {"step": 6}, {"step": 7}, model).resumed_equal is False
+
+
+@pytest.mark.parametrize(
+    ("numbers", "inside"),
+    [([2, 0], [2, 0]), ([np.array([2, 0]), np.array([1, 3])], None), (["a", "b"], None), ([(0, "a"), (1, "b")], None),
+     ([None, None], None)],
+    ids=["numbers", "arrays", "texts", "tuples", "none"],
+)  # fmt: skip
+def test_numbers_of_rows_are_noted_if_they_are_numbers(numbers, inside):
+    noted = {"drawn": inside, "of": [0, 1, 2], "contents": [0.5, 0.7]}
+    assert _numbered([5, 6, 7], numbers, [0.5, 0.7]) == (noted if inside else {})
 
 
 def certified(folder: Path, *edits: tuple[str, str], program: str = "train.py", arguments=(), **more) -> Certificate:

@@ -63,6 +63,8 @@ def weights(stage: Stage) -> dict:
         return seen
     alone, *ranks = [_kept(stage.notes(name) / f"rank{rank}.weights")
                      for name, runs in (("one", one), ("whole", many)) for rank in range(len(runs.ranks))]  # fmt: skip
+    if large := max((each.shape[1] for each in (alone, *ranks) if not len(each)), default=0):
+        return seen | {"reason": f"too large: {8 * large / 1e6:.0f} MB of weights in double precision"}
     steps = min(map(len, (alone, *ranks)))
     if steps < 2 or len({each.shape[1] for each in (alone, *ranks)}) > 1:
         return seen | {"reason": "no step was seen of weights that each rank holds whole, as 1 process does"}

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from ddp_course.commands import rehearse as command
+from ddp_course.rehearsal import watch_certified
 from ddp_course.rehearsal.certificate import Certificate, power_of_ten
-from ddp_course.rehearsal.certify import certify, resume
+from ddp_course.rehearsal.certify import certify, resume, weights
 from ddp_course.rehearsal.notes import Notes
-from ddp_course.rehearsal.watch_certified import _numbered
+from ddp_course.rehearsal.watch_certified import CertifiedWatch, _numbered
 
 pytest_plugins = ["pytester"]
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -113,6 +114,26 @@ def test_what_cannot_be_read_is_not_compared_and_hides_no_difference(tmp_path):
 def test_numbers_of_rows_are_noted_if_they_are_numbers(numbers, inside):
     noted = {"drawn": inside, "of": [0, 1, 2], "contents": [0.5, 0.7]}
     assert _numbered([5, 6, 7], numbers, [0.5, 0.7]) == (noted if inside else {})
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_one", "steps", "reason"), [(48, 16, 2, ""), (8, 16, 1, ""), (48, 15, 0, "too large: 0 MB")]
+)
+def test_the_first_step_is_compared_unless_a_state_is_too_large(tmp_path, monkeypatch, of_all, of_one, steps, reason):
+    monkeypatch.setattr(watch_certified, "MOST_BYTES", of_all)
+    monkeypatch.setattr(watch_certified, "MOST_OF_A_STATE", of_one)
+    stage = SimpleNamespace(notes=lambda name: tmp_path / name, runs={})
+    for name in ("one", "whole"):
+        stage.runs[name] = Notes([[]], []), ""
+        (tmp_path / name).mkdir()
+        weight = torch.tensor([1.0, 2.0])  # 16 bytes in double precision
+        watch = CertifiedWatch(SimpleNamespace(trained={0: [weight]}), str(tmp_path / name / "rank0.weights"))
+        for _ in range(5):
+            watch.keep()
+            weight += 1
+        watch.file.close()
+    seen = weights(stage)
+    assert seen["steps"] == steps and seen["equal"] is (True if steps else None) and seen["reason"].startswith(reason)
 
 
 def certified(folder: Path, *edits: tuple[str, str], program: str = "train.py", arguments=(), **more) -> Certificate:

@@ -19,7 +19,7 @@ class Certificate:
     Attributes:
         weights: `equal`, `equal_to`, `largest_difference` (of a weight, relative to the largest weight), `steps`.
         samples: `once`; of all epochs together `rows`, `repeated` and `missing`; `epochs`.
-        resume: `equal`, and the `largest_difference` of a saved tensor.
+        resume: `equal`, and the `largest_difference` of saved numbers; None if something differs not by rounding.
         findings: what `ddp-course rehearse` says, each as in its JSON.
         failure: why the program did not run to its end; "" if it did.
     """
@@ -71,7 +71,7 @@ class Certificate:
             AssertionError: names what differs, and what is wrong on which line.
         """
         __tracebackhide__ = True  # pytest shows the caller's line
-        far = equal_to is not None and (self.equal_to is None or self.equal_to > equal_to)
+        far = equal_to is not None and (self.equal_to is None or self.weights["largest_difference"] > equal_to)
         rounded = 0 < (self.resume["largest_difference"] or 0) < ROUNDING
         unlike = {
             self._weights(): far or self.weights["equal"] is False,

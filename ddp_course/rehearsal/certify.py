@@ -63,6 +63,8 @@ def weights(stage: Stage) -> dict:
         return seen
     alone, *ranks = [_kept(stage.notes(name) / f"rank{rank}.weights")
                      for name, runs in (("one", one), ("whole", many)) for rank in range(len(runs.ranks))]  # fmt: skip
+    if large := max((each.shape[1] for each in (alone, *ranks) if not len(each)), default=0):
+        return seen | {"reason": f"too large: {8 * large / 1e6:.0f} MB of weights in double precision"}
     steps = min(map(len, (alone, *ranks)))
     if steps < 2 or len({each.shape[1] for each in (alone, *ranks)}) > 1:
         return seen | {"reason": "no step was seen of weights that each rank holds whole, as 1 process does"}
@@ -159,20 +161,27 @@ def resume(stage: Stage) -> dict:
     paths = [path.relative_to(homes[0]) for path in sorted(homes[0].rglob("*")) if _is_checkpoint(path)]
     if not (paths := [path for path in paths if not (stage.script.parent / path).exists()]):
         return seen | {"reason": "it leaves no file of torch.save in its folder that was not there before"}
-    largest, reason = 0.0, ""
+    apart: dict[str, float | None] = {}
+    unread = ""
     for path in paths:
         if not (homes[1] / path).exists():
             return seen | {"equal": False, "reason": f"{path} is missing"}
         try:
             one, other = (_leaves(torch.load(home / path, map_location="cpu", weights_only=True)) for home in homes)
-        except pickle.UnpicklingError:
-            return seen | {"reason": f"{path} cannot be read with weights_only=True"}
+        except (pickle.UnpicklingError, RuntimeError):  # the latter of TorchScript
+            unread = unread or f"{path} cannot be read with weights_only=True"
+            continue
         for name in {**one, **other}:
-            if (far := _apart(one.get(name), other.get(name))) is not None:
-                reason = reason or f"{path}{name} differs"
-                largest = max(largest, far)
-    reason += f", by {largest:.1e} at most" if largest else ""
-    return seen | {"equal": not reason, "largest_difference": largest, "reason": reason}
+            pair = one.get(name, ...), other.get(name, ...)  # None can be saved, too
+            if not _same(*pair):
+                apart[f"{path}{name}"] = _difference(*pair)
+    if unlike := [name for name, far in apart.items() if far is None]:
+        return seen | {"equal": False, "reason": f"{unlike[0]} differs"}
+    if unread and not apart:
+        return seen | {"reason": unread}
+    largest = max((far for far in apart.values() if far is not None), default=0.0)
+    reason = f"{next(iter(apart))} differs, by {largest:.1e} at most" if apart else ""
+    return seen | {"equal": not apart, "largest_difference": largest, "reason": reason}
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -180,16 +189,25 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _leaves(state: Any) -> dict[str, Any]:
-    return {pytree.keystr(way): leaf for way, leaf in pytree.tree_leaves_with_path(state)}
+    """What is saved, by its place; Python's floats as tensors, for they are rounded, too."""
+    leaves = ((pytree.keystr(way), leaf) for way, leaf in pytree.tree_leaves_with_path(state))
+    return {name: torch.tensor(leaf, dtype=torch.float64) if type(leaf) is float else leaf for name, leaf in leaves}
 
 
-def _apart(one: Any, other: Any) -> float | None:
-    """How far two saved things are apart; None: not a bit. It is 0 for what is no number of the same kind."""
+def _same(one: Any, other: Any) -> bool:
+    """Whether two saved things are the same, to the bit."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return None if type(one) is type(other) and one == other else 0.0
+        return type(one) is type(other) and one == other
     if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return 0.0
-    if torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other))):
+        return False
+    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+def _difference(one: Any, other: Any) -> float | None:
+    """How far floating-point numbers are apart, relative to the largest; None: not by rounding, as anything else."""
+    if not all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in (one, other)):
+        return None
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
         return None
     far = ((one.double() - other.double()).abs().max() / one.double().abs().max().clamp(min=1e-30)).item()
-    return far if one.is_floating_point() and far < float("inf") else 0.0  # nan, too
+    return far if far < float("inf") else None  # nan, too

@@ -19,7 +19,8 @@ from ddp_course.rehearsal.sketches import generators, row_sketches
 from ddp_course.rehearsal.watch import Watch
 from ddp_course.rehearsal.watch_sampling import _tensors
 
-MOST_BYTES = 100e6  # of a rank's weights; steps that come later are not compared
+MOST_BYTES = 100e6  # of a rank's weights; steps that come later are not compared, but the first always is,
+MOST_OF_A_STATE = 400e6  # unless the weights are larger than this: one process and each rank keep two
 MOST_ROWS = 40_000  # of an epoch
 
 
@@ -27,7 +28,7 @@ class CertifiedWatch:
     """The eyes of one rank for what is certified; to be installed before `watch`, which changes the first batches."""
 
     def __init__(self, watch: Watch, path: str):
-        self.watch, self.left, self.size = watch, MOST_BYTES, 0
+        self.watch, self.left, self.size = watch, 0.0, 0
         self.file = OPEN(path, "wb")  # noqa: SIM115  (as long as the rank)
         self.state: dict[str, str] | None = None  # of the generators, when the latest batch was given out
         self.latest: Any = None  # the pass that it is from
@@ -50,14 +51,15 @@ class CertifiedWatch:
 
     def keep(self) -> None:
         """Write the weights of all optimizers, as long as they are as many as before the first step."""
-        flat = [p.detach().reshape(-1).to("cpu", torch.float64) for each in self.watch.trained.values() for p in each]
-        size = sum(map(len, flat))
+        weights = [p.detach().reshape(-1) for each in self.watch.trained.values() for p in each]
+        size = sum(map(len, weights))
         if not self.size and size:
             self.size = size
             self.file.write(torch.tensor([size], dtype=torch.float64).numpy().tobytes())
-        self.left = self.left - 8 * size if size == self.size else 0
-        if size and self.left > 0:
-            self.file.write(torch.cat(flat).numpy().tobytes())
+            self.left = max(MOST_BYTES, 2 * 8 * size) if 8 * size <= MOST_OF_A_STATE else 0
+        self.left = self.left - 8 * size if size == self.size else -1
+        if size and self.left >= 0:
+            self.file.write(torch.cat([each.to("cpu", torch.float64) for each in weights]).numpy().tobytes())
         self.file.flush()
 
     def at_reset(self, call: Callable, batches: Any, *args: Any, **kwargs: Any) -> None:
@@ -85,9 +87,12 @@ class CertifiedWatch:
 
 def _numbered(rows: Any, drawn: list, seen: list[float]) -> dict:
     """The numbers of a pass's rows and all that there are, in the data set inside Subset; {} if they cannot be told."""
-    if not hasattr(rows, "__len__") or len(rows) > MOST_ROWS or None in drawn or len(drawn) != len(seen):
+    if not hasattr(rows, "__len__") or len(rows) > MOST_ROWS or len(drawn) != len(seen):
         return {}
-    return {"drawn": _inside(rows, drawn), "of": _inside(rows, range(len(rows))), "contents": seen}
+    try:
+        return {"drawn": _inside(rows, drawn), "of": _inside(rows, range(len(rows))), "contents": seen}
+    except (TypeError, ValueError, LookupError):  # None, of an iterable data set; texts, tuples
+        return {}
 
 
 def _inside(rows: Any, numbers: Iterable) -> list[int]:

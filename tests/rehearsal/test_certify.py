@@ -7,13 +7,18 @@ import sys
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from ddp_course.commands import rehearse as command
+from ddp_course.rehearsal import watch_certified
 from ddp_course.rehearsal.certificate import Certificate, power_of_ten
-from ddp_course.rehearsal.certify import certify
+from ddp_course.rehearsal.certify import certify, resume, weights
+from ddp_course.rehearsal.notes import Notes
+from ddp_course.rehearsal.watch_certified import CertifiedWatch, _numbered
 
 pytest_plugins = ["pytester"]
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -32,13 +37,13 @@ def test_a_number_is_rounded_up_to_a_power_of_ten():
 def test_a_line_claims_what_was_measured():
     assert RIGHT.line() == "2 ranks equal 1 process to 1e-6 over 90 steps; resumed run bit-equal; samples each once"
     assert Certificate(**json.loads(RIGHT.as_json())) == RIGHT
-    RIGHT.check(equal_to=1e-6, samples_once=True, resumed_equal=True)
+    RIGHT.check(equal_to=5e-7, samples_once=True, resumed_equal=True)
 
 
 @pytest.mark.parametrize(
     ("part", "seen", "asked", "said"),
     [
-        ("weights", {}, {"equal_to": 1e-7}, "2 ranks equal 1 process to 1e-6 over"),
+        ("weights", {}, {"equal_to": 3e-7}, "2 ranks equal 1 process to 1e-6 over"),
         ("weights", {"equal": False, "equal_to": None, "reason": "by 0.3"}, {}, "2 ranks differ from 1 process: by"),
         ("weights", {"equal": None, "equal_to": None, "reason": "dropout"}, {"equal_to": 1e-3}, "not compared with"),
         ("samples", {"once": False, "repeated": 7}, {"samples_once": True}, "samples: 7 of 2880 repeated, 0 missing"),
@@ -55,6 +60,80 @@ def test_a_check_names_what_differs_and_takes_nothing_unseen_for_right(part, see
     assert said in str(error.value) and str(error.value).count("\n") == 1
     if asked:
         other.check()
+
+
+def resumed(folder: Path, whole: dict, again: dict, model: torch.jit.ScriptModule | None = None) -> Certificate:
+    """What is certified of a program of which two runs have left these states, and a model if there is one."""
+    for run, saved in (("whole", whole), ("resumed", again)):
+        (folder / run).mkdir()
+        torch.save(saved, folder / run / "run.pt")
+        if model:
+            torch.jit.save(model, folder / run / "model.pt")
+    runs = [[{"what": "weights", "sketch": step} for step in steps] for steps in (range(9), range(5), range(4))]
+    runs = {name: (Notes([facts], []), "") for name, facts in zip(("whole", "killed", "again"), runs, strict=True)}
+    stage = SimpleNamespace(runs=runs, folder=folder, script=folder / "train.py", resume_with=[])
+    return replace(RIGHT, resume=resume(stage))
+
+
+NEAR = {"w": torch.tensor([1.0, 2.0 + 2**-22]), "loss": 0.5 + 2e-9}
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [({"step": 7}, "['step']"), ({"count": torch.tensor(7)}, "['count']"), ({"w": torch.ones(3)}, "['w']"),
+     ({"w": torch.tensor([1.0, torch.nan])}, "['w']"), ({"more": None}, "['more']")],
+    ids=["step", "integer tensor", "shape", "nan", "another key"],
+)  # fmt: skip
+def test_a_resume_that_differs_by_more_than_rounding_fails_whatever_else_is_rounded(tmp_path, edit, named):
+    whole = {"loss": 0.5, "w": torch.tensor([1.0, 2.0]), "step": 6, "count": torch.tensor(6), "best": float("nan")}
+    found = resumed(tmp_path, whole, whole | NEAR | edit)
+    assert found.resume == {"equal": False, "largest_difference": None, "reason": f"run.pt{named} differs"}
+    with pytest.raises(AssertionError, match="resumed run differs"):
+        found.check()
+    (near := tmp_path / "near").mkdir()
+    found = resumed(near, whole, whole | NEAR)
+    assert found.resume["largest_difference"] == 2**-23 and found.resumed_equal is False
+    found.check()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_cannot_be_read_is_not_compared_and_hides_no_difference(tmp_path):
+    model = torch.jit.script(torch.nn.Linear(1, 1))
+    found = resumed(tmp_path, {"step": 6}, {"step": 6}, model)
+    assert found.resumed_equal is None and found.resume["reason"].startswith("model.pt cannot be read")
+    (other := tmp_path / "other").mkdir()
+    assert resumed(other, {"step": 6}, {"step": 7}, model).resumed_equal is False
+
+
+@pytest.mark.parametrize(
+    ("numbers", "inside"),
+    [([2, 0], [2, 0]), ([np.array([2, 0]), np.array([1, 3])], None), (["a", "b"], None), ([(0, "a"), (1, "b")], None),
+     ([None, None], None)],
+    ids=["numbers", "arrays", "texts", "tuples", "none"],
+)  # fmt: skip
+def test_numbers_of_rows_are_noted_if_they_are_numbers(numbers, inside):
+    noted = {"drawn": inside, "of": [0, 1, 2], "contents": [0.5, 0.7]}
+    assert _numbered([5, 6, 7], numbers, [0.5, 0.7]) == (noted if inside else {})
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_one", "steps", "reason"), [(48, 16, 2, ""), (8, 16, 1, ""), (48, 15, 0, "too large: 0 MB")]
+)
+def test_the_first_step_is_compared_unless_a_state_is_too_large(tmp_path, monkeypatch, of_all, of_one, steps, reason):
+    monkeypatch.setattr(watch_certified, "MOST_BYTES", of_all)
+    monkeypatch.setattr(watch_certified, "MOST_OF_A_STATE", of_one)
+    stage = SimpleNamespace(notes=lambda name: tmp_path / name, runs={})
+    for name in ("one", "whole"):
+        stage.runs[name] = Notes([[]], []), ""
+        (tmp_path / name).mkdir()
+        weight = torch.tensor([1.0, 2.0])  # 16 bytes in double precision
+        watch = CertifiedWatch(SimpleNamespace(trained={0: [weight]}), str(tmp_path / name / "rank0.weights"))
+        for _ in range(5):
+            watch.keep()
+            weight += 1
+        watch.file.close()
+    seen = weights(stage)
+    assert seen["steps"] == steps and seen["equal"] is (True if steps else None) and seen["reason"].startswith(reason)
 
 
 def certified(folder: Path, *edits: tuple[str, str], program: str = "train.py", arguments=(), **more) -> Certificate:

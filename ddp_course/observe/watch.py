@@ -221,7 +221,10 @@ class Watch:
             and others are elsewhere; or "". The second and the third are told once of the same wait.
         """
         now, used = time.monotonic(), processor_seconds()
-        self._next = now + self.limit_s / ASKED_IN_LIMIT
+        late, self._next = now - self._next, now + self.limit_s / ASKED_IN_LIMIT
+        if late > self.limit_s / ASKED_IN_LIMIT:
+            self._stood_still(late)
+            return self._ask_all()
         living = [each for each in self.ranks().values() if not each.ended]
         for each in living:
             each.computes(used.get(each.pid, each.seconds))
@@ -232,10 +235,19 @@ class Watch:
         if new and (len(still) == len(living) or any(now - each.moved < self.limit_s / 2 for each in living)):
             self._told |= new
             return "unseen" if len(still) == len(living) else "waits"
+        return self._ask_all()
+
+    def _ask_all(self) -> str:
         for each in self.processes:
             if not each.ended:
                 each.ask(b"?")
         return ""
+
+    def _stood_still(self, seconds: float) -> None:
+        """Take out the time in which this process did not run: its job was suspended, and the ranks with it."""
+        for each in self.processes:
+            each.moved, each._checked = each.moved + seconds, each._checked + seconds
+        self._told = {(pid, moved + seconds) for pid, moved in self._told}
 
 
 # --- Processes, as Linux tells of them -------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""What is made of the time that passes and of connections that end: processes fed by hand, without a program."""
+
+import socket
+import time
+
+import pytest
+
+from ddp_course.observe.watch import Process, Watch
+
+
+@pytest.fixture
+def watch(tmp_path):
+    with socket.socket() as link:
+        made = Watch(tmp_path, 5)
+
+        def add(rank: int | None, pid: int, **other) -> Process:
+            made.processes.append(Process(link, pid, 1, rank, 2))
+            made.processes[-1].__dict__.update(other)
+            return made.processes[-1]
+
+        made.add = add
+        yield made
+        made.close()
+
+
+def test_a_job_that_was_suspended_is_not_called_hung(watch):
+    now = time.monotonic()
+    ranks = [watch.add(rank, 1 << 30 | rank, moved=now - 100) for rank in range(2)]
+    watch._next = now - 98
+    assert watch.found() == "" and all(1.9 < now - each.moved < 2.1 for each in ranks)
+    watch._next = now
+    assert watch.found() == ""
+    for each in ranks:
+        each.moved -= 98
+    watch._next = now
+    assert watch.found() == "hung"

@@ -30,6 +30,8 @@ from ddp_course.observe.watch import Process, Watch
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
            "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (.+)')
+_TRACEBACK = "Traceback (most recent call last):"
+_OF_TALKING = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError")  # torch's
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _WAITS = re.compile(r"\bwait\(|\b(?:send|recv)|store\b|monitored_barrier")  # for some rank that nothing shows
 _NOT_SEEN = (
@@ -201,16 +203,29 @@ def _failure(process: Process, rank: int) -> Failure:
     """An exception that ended a process, or, as torch's spawn tells in the process that called it, one of its ranks."""
     said = process.raised
     kind, text, at, frames = said["kinds"][0], said["text"], said["at"], said["frames"]
+    kinds = [*said["kinds"]]
     if said["child"]:
-        frames = [(*frame, linecache.getline(frame[0], int(frame[1])).strip()) for frame in _FRAME.findall(text)]
+        found, kind, text = _shown(text)
+        frames = [(*frame, linecache.getline(frame[0], int(frame[1])).strip()) for frame in found]
         frames = [frame for frame in frames if "site-packages" not in frame[0]]
-        at, (kind, _, text) = frames[-1] if frames else None, text.strip().rpartition("\n")[2].partition(": ")
+        at = frames[-1] if frames else None
+        kinds += [kind] + ["DistError"] * (kind in _OF_TALKING)
     stack = traceback.StackSummary.from_list(
         [traceback.FrameSummary(name, int(number), function, line=source) for name, number, function, source in frames]
     )
     story = "\n".join([*own_story(stack), in_short(f"{kind}: {text}")])
-    talking = tells_of_talking([*said["kinds"], kind], text)
-    return Failure(rank, kind, text, story, said["shown"], talking, _line(at))
+    return Failure(rank, kind, text, story, said["shown"], tells_of_talking(kinds, text), _line(at))
+
+
+def _shown(traceback: str) -> tuple[list[tuple[str, str, str]], str, str]:
+    """The frames, the type without its module, and the text of the last exception in a traceback as Python shows it."""
+    lines = traceback.strip().splitlines()
+    last = max((number for number, line in enumerate(lines) if line == _TRACEBACK), default=-1)
+    end = next((n for n in range(last + 1, len(lines)) if not lines[n].startswith(" ")), len(lines))
+    kind, _, text = "\n".join(lines[end:]).partition(": ")
+    if not re.fullmatch(r"[\w.<>]+", kind):  # an exception without a text, but with notes
+        kind, _, text = "\n".join(lines[end:]).partition("\n")
+    return _FRAME.findall("\n".join(lines[last + 1 : end])), kind.rpartition(".")[2], text
 
 
 def _line(told: Sequence[Any] | None) -> Line | None:

@@ -100,6 +100,45 @@ def test_an_abort_or_a_caught_error_is_no_proof(watch):
     assert report.failed(watch).rank == 2
 
 
+SPAWNED = """
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in inner
+    x = 1 / 0
+ZeroDivisionError: division by zero
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/site-packages/torch/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+  File "/home/me/train.py", line 9, in main
+    dist.all_reduce(x)
+    ^^^^^^^^^^^^^^^^^^
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind", "text", "talking"),
+    [
+        ("torch.distributed.DistBackendError: NCCL error\nnote: see\nLast error: gone", "DistBackendError",
+         "NCCL error\nnote: see\nLast error: gone", True),
+        ("torch.distributed.DistStoreError: wait timeout", "DistStoreError", "wait timeout", True),
+        ("ValueError: two lines\n\nTry: this", "ValueError", "two lines\n\nTry: this", False),
+        ("KeyboardInterrupt", "KeyboardInterrupt", "", False),
+        ("train.Stop\na note: of it", "Stop", "a note: of it", False),
+    ],
+)  # fmt: skip
+def test_the_exception_of_a_spawned_rank_is_read_from_its_traceback(watch, shown, kind, text, talking):
+    watch.add(0, [])
+    said = {"kinds": ["ProcessRaisedException", "ProcessException", "Exception"], "text": SPAWNED + shown, "at": None,
+            "frames": [], "shown": "", "child": 101}  # fmt: skip
+    failure = report._failure(watch.add(1, [], raised=said), 1)
+    assert (failure.error_type, failure.message, failure.talking) == (kind, text, talking)
+    assert (failure.line.filename, failure.line.number) == ("/home/me/train.py", 9)
+
+
 def test_a_worker_of_a_rank_is_no_rank(watch):
     rank = watch.add(0, [])
     worker = watch.add(0, [])

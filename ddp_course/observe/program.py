@@ -10,6 +10,7 @@ Read next: `inside/sitecustomize.py`, which those variables bring into its proce
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddp_course.launcher import janitor
@@ -52,7 +54,7 @@ def run(command: Sequence[str], limit_s: float, say: Callable[[str], None]) -> i
                 return running.status()
             except Exception as error:  # ours; the program is not to suffer from it
                 say(f"watching has failed, and the program goes on without it: {error!r}")
-                return _as_shells_say(running.child.wait())
+                return running.status_unwatched()
         finally:
             signal.set_wakeup_fd(-1)
             watch.close()
@@ -69,13 +71,13 @@ class _Run:
     def __init__(self, command: Sequence[str], watch: Watch, say: Callable[[str], None]):
         self.watch, self.say, self.stopped = watch, say, False
         path = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH"))))
-        ours, self.bell = socket.socketpair()
+        self.rung, self.bell = socket.socketpair()
         self.bell.setblocking(False)
         signal.set_wakeup_fd(self.bell.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *PASSED_ON):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, lambda *_: None)
-        watch.when(ours, self.signalled)
+        watch.when(self.rung, self.signalled)
         self.mark = f"{VARIABLE}={watch.folder}"
         environment = os.environ | {"PYTHONPATH": path, VARIABLE: str(watch.folder)}
         self.child = subprocess.Popen(command, env=environment)
@@ -85,7 +87,15 @@ class _Run:
         for number in set(numbers) - {signal.SIGCHLD}:
             self.stopped = self.stopped or number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if number != signal.SIGINT or not _in_foreground():
-                self.child.send_signal(number)
+                with suppress(PermissionError):  # of another user, as with sudo
+                    self.child.send_signal(number)
+
+    def status_unwatched(self) -> int:
+        """Wait for the command's end, and do no more than pass signals on."""
+        while self.child.poll() is None:
+            if select.select([self.rung], [], [], 1.0)[0]:
+                self.signalled(self.rung.recv(4096))
+        return _as_shells_say(self.child.returncode)
 
     def status(self) -> int:
         """Wait for the command's end, and end it if no rank moves."""

@@ -80,7 +80,7 @@ def failed(watch: Watch) -> RankError | None:
     if not dead:
         return None
     code = dead[0].code or 0
-    how = f"with exit status {code}" if code > 0 else f"by {signal.Signals(-code).name}" if code else "unseen"
+    how = f"with exit status {code}" if code > 0 else f"by {failure_report.signal_name(-code)}" if code else "unseen"
     text = (
         f"rank {dead[0].rank} of {len(ranks)} was the first to end, {how}; its own words are in its output\n"
         "It may have followed another: gloo and NCCL abort a rank that has waited too long, or whose peer brought a "
@@ -180,12 +180,13 @@ def collective(
         "entered_ns": call["time_created_ns"],
         "line": _line(call.get("at")),
     }
-    if message := _MESSAGE.match(operation):
+    message = _MESSAGE.match(operation)
+    if message and max(int(message[2]), int(message[3])) < len(members):
         a, b = members[int(message[2])], members[int(message[3])]
         ends = (a, b) if message[1] == "send" else (b, a)
         return None if finished else Collective(0, 1, message[1], members=ends, **same)
     number = number_of(call)
-    if call["is_p2p"] or number is None or rank not in members:
+    if message or call["is_p2p"] or number is None or rank not in members:
         return None
     return Collective(number, number, operation, members=members, **same)
 

@@ -26,6 +26,7 @@ from typing import Any
 ANSWER_S = 20.0  # for all to say where they are: torch takes more than a second of a core to find its calls' lines
 COMPUTES = 0.02  # of a core: less is what threads do that only look after something
 ASKED_IN_LIMIT = 4  # times
+LONGEST_S = 3600.0  # that is waited in one go: the system takes no number as large as one likes
 SETTLE_S = 0.3  # for an ended process to be seen as such
 EXITING = 4  # Linux's flag of a process that is about to go
 
@@ -75,7 +76,7 @@ class Process:
         if not new:
             raise EOFError
         *lines, self._unread = (self._unread + new).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [said for line in lines if (said := _parsed(line))]
 
     def note(self, said: dict[str, Any]) -> None:
         self.pid, self.parent = said["pid"], said["parent"]
@@ -100,6 +101,14 @@ class Process:
         elapsed, self._checked = now - self._checked, now
         if used > COMPUTES * elapsed and not (self.waits and self.answered):
             self.moved = now
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None of half a line, which a process leaves that could not send the rest in time."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def incomplete(recorded: str) -> bool:
@@ -147,7 +156,7 @@ class Watch:
 
     def listen(self, wait_s: float) -> None:
         """Take in what is said within `wait_s`, or until something is."""
-        for key, _ in self.selector.select(max(0.0, wait_s)):
+        for key, _ in self.selector.select(min(max(0.0, wait_s), LONGEST_S)):
             if key.fileobj is self.door:
                 link, _ = self.door.accept()
                 self.processes.append(Process(link))

@@ -139,6 +139,16 @@ def test_the_exception_of_a_spawned_rank_is_read_from_its_traceback(watch, shown
     assert (failure.line.filename, failure.line.number) == ("/home/me/train.py", 9)
 
 
+def test_a_message_in_a_group_of_which_nothing_is_known_is_left_out(watch):
+    strange = call("nccl:send 0->1", is_p2p=False, process_group=("7", "mine"))
+    assert report.collective(strange, {"0": [0, 1, 2]}, 0, (0, 1, 2)) is None
+
+
+def test_a_signal_without_a_name_has_its_number(watch):
+    watch.add(0, [], ended=True, code=-59, order=1.0)
+    assert "signal 59" in str(report.failed(watch))
+
+
 def test_a_worker_of_a_rank_is_no_rank(watch):
     rank = watch.add(0, [])
     worker = watch.add(0, [])

@@ -34,3 +34,17 @@ def test_a_job_that_was_suspended_is_not_called_hung(watch):
         each.moved -= 98
     watch._next = now
     assert watch.found() == "hung"
+
+
+def test_half_a_line_is_skipped(watch):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b'{"what": "mov{"what": "where", "pid": 7}\n{"what": "ends", "pid": 7}\n{"wh')
+        assert Process(ours).read() == [{"what": "ends", "pid": 7}]
+
+
+def test_a_limit_of_years_can_be_waited(watch):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(f"{watch.folder}/socket")
+        watch.listen(1e12)
+    assert len(watch.processes) == 1

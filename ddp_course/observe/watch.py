@@ -82,8 +82,8 @@ class Process:
         self.pid, self.parent = said["pid"], said["parent"]
         self.rank, self.world = said.get("rank", self.rank), said.get("world", self.world)
         self.attempt = said.get("attempt", self.attempt)
+        self.answered = self.answered or said["what"] in ("moves", "where")
         if said["what"] == "moves":
-            self.answered = True
             at = (said.get("stack"), said.get("calls"))
             if at != self._at:
                 self._at, self.moved = at, time.monotonic()
@@ -213,8 +213,8 @@ class Watch:
         while not all(each.told or each.ended for each in expected) and time.monotonic() < deadline:
             self.listen(deadline - time.monotonic())
         silent = [each for each in alive if not each.told]
-        for each in silent:
-            with suppress(ProcessLookupError, AttributeError):  # a system without such signals
+        for each in (each for each in silent if each.pid):  # 0, of one that has not said yet who it is, would be us
+            with suppress(OSError, AttributeError):  # a system without such signals
                 os.kill(each.pid, signal.SIGRTMAX - 5)
         if silent:
             time.sleep(SETTLE_S)  # it gives no sign when it is done

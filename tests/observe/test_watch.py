@@ -48,3 +48,20 @@ def test_a_limit_of_years_can_be_waited(watch):
         link.connect(f"{watch.folder}/socket")
         watch.listen(1e12)
     assert len(watch.processes) == 1
+
+
+def test_no_signal_goes_to_a_process_that_has_not_said_who_it_is(watch, monkeypatch):
+    sent = []
+    monkeypatch.setattr("os.kill", lambda pid, number: sent.append(pid))
+    for pid in (0, 7):
+        watch.add(None, pid, answered=False)
+    watch.where()
+    assert sent == [7]
+
+
+def test_who_said_where_it_is_and_waits_is_not_taken_to_move(watch):
+    rank = watch.add(0, 7, waits=True, moved=1.0, _checked=1.0)
+    rank.ask(b"L")
+    rank.note({"what": "where", "pid": 7, "parent": 1})
+    rank.computes(1e6)
+    assert rank.moved == 1.0

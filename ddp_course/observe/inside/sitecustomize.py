@@ -241,10 +241,11 @@ def step_aside() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     if "RANK" in os.environ:  # its own children are workers
-        rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)[1:]
-        del os.environ[FOLDER], os.environ["PYTHONPATH"]
+        entries = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+        rest = os.pathsep.join(entry for entry in entries if os.path.abspath(entry or ".") != here)
+        del os.environ[FOLDER]
         if rest:
-            os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+            os.environ["PYTHONPATH"] = rest
     ours = sys.modules.pop(__name__)
     try:
         __import__(__name__)

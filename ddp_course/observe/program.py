@@ -121,7 +121,7 @@ class _Run:
         """Return which rank failed first, or else who waits for whom; "" if neither is known."""
         from ddp_course.observe.report import failed, hung  # with torch: not before something is wrong
 
-        if not ended and self.watch.failed_at is None:
+        if not ended:
             self.watch.where()
         error = failed(self.watch) or (None if ended else hung(self.watch))
         return "\n".join(filter(None, (error.report, last, error.log_line))) if error else ""

@@ -179,11 +179,12 @@ class Watch:
             self.selector.unregister(process.link)
             process.link.close()
             process.ended, process.code = True, exit_status(process.pid)
+            if process.code is None and _stat(process.pid):  # it has become another program
+                self.processes.remove(process)
+                return
             process.order = process.order or time.monotonic()
             if process.died and process in self.ranks().values():
                 self._failed()
-            if process.code is None and _stat(process.pid):  # it has become another program
-                self.processes.remove(process)
             return
         for each in said:
             process.note(each)

@@ -1,6 +1,8 @@
 """What is made of the time that passes and of connections that end: processes fed by hand, without a program."""
 
+import selectors
 import socket
+import subprocess
 import time
 
 import pytest
@@ -65,3 +67,15 @@ def test_who_said_where_it_is_and_waits_is_not_taken_to_move(watch):
     rank.note({"what": "where", "pid": 7, "parent": 1})
     rank.computes(1e6)
     assert rank.moved == 1.0
+
+
+def test_a_rank_that_becomes_another_program_has_not_failed(watch):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        for pid, code in ((other.pid, None), (1 << 30, 1)):
+            ours, theirs = socket.socketpair()
+            rank = watch.add(0, pid, link=ours)
+            watch.selector.register(ours, selectors.EVENT_READ, rank)
+            theirs.close()
+            watch.finish()
+            assert (rank in watch.processes, watch.failed_at is not None) == (code == 1, code == 1)
+        other.kill()

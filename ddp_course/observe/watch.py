@@ -46,6 +46,7 @@ class Process:
     ended: bool = False
     code: int | None = None  # exit status; negative for a signal; None if nobody saw it
     order: float = 0.0  # when it raised or ended
+    began: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     waits: bool = False  # torch has calls that are not complete
     answered: bool = True
@@ -142,11 +143,11 @@ class Watch:
         self.selector.register(link, selectors.EVENT_READ, lambda: call(link.recv(4096)))
 
     def ranks(self) -> dict[int, Process]:
-        """The ranks of the newest attempt; a worker that a rank has started bears the rank's number, and is none."""
+        """The ranks of the newest attempt, the newest living of each number; a worker of a rank bears its number."""
         known = [each for each in self.processes if each.rank is not None and each.attempt == self.attempt]
         by_pid = {each.pid: each for each in known}
         heads = [each for each in known if getattr(by_pid.get(each.parent), "rank", None) != each.rank]
-        return {each.rank: each for each in sorted(heads, key=lambda each: (each.rank, -each.pid))}
+        return {each.rank: each for each in sorted(heads, key=lambda each: (each.rank, not each.ended))}
 
     def all_seen(self) -> bool:
         """Whether no rank is on another machine, or unknown."""
@@ -187,7 +188,10 @@ class Watch:
                 self._failed()
             return
         for each in said:
+            before = process.rank
             process.note(each)
+            if process.rank != before:
+                self._begin_again(process)
             if process.attempt > self.attempt:
                 self.attempt, self.failed_at = process.attempt, None
             if each["what"] == "raised" and (process in self.ranks().values() or each["child"]):
@@ -195,6 +199,13 @@ class Watch:
                 for other in (other for other in self.processes if other.pid == each["child"]):  # its parent knows
                     other.code = each["code"]
                     other.rank = each["index"] if other.rank is None else other.rank
+
+    def _begin_again(self, process: Process) -> None:
+        """Forget an earlier launch of the same command, if a rank of it bore this number and all of it have ended."""
+        ranks = [each for each in self.processes if each.rank is not None and each.began < process.began]
+        if any(each.rank == process.rank for each in ranks) and all(each.ended for each in ranks):
+            self.processes = [each for each in self.processes if each not in ranks]
+            self.attempt, self.failed_at = process.attempt, None
 
     def _failed(self) -> None:
         """Something has failed: ask all others at once, since torchrun is about to end them."""

@@ -1,5 +1,6 @@
 """What is made of the time that passes and of connections that end: processes fed by hand, without a program."""
 
+import json
 import selectors
 import socket
 import subprocess
@@ -79,3 +80,42 @@ def test_a_rank_that_becomes_another_program_has_not_failed(watch):
             watch.finish()
             assert (rank in watch.processes, watch.failed_at is not None) == (code == 1, code == 1)
         other.kill()
+
+
+def says(watch, process: Process, **facts) -> None:
+    """Have a process say something, or end if it says nothing."""
+    process.link, theirs = socket.socketpair()
+    watch.selector.register(process.link, selectors.EVENT_READ, process)
+    with theirs:
+        if facts:
+            line = {"what": "starts", "pid": process.pid, "parent": process.parent} | facts
+            theirs.sendall(json.dumps(line).encode() + b"\n")
+            watch.listen(1)
+            watch.selector.unregister(process.link)
+    if facts:
+        process.link.close()
+    watch.finish()
+
+
+def test_the_second_launch_of_a_command_takes_the_place_of_the_first(watch):
+    first = [watch.add(rank, (1 << 30) + rank) for rank in range(3)]
+    watch.attempt = first[0].attempt = first[1].attempt = first[2].attempt = 2
+    for each in first:
+        says(watch, each)
+    assert watch.failed_at is not None and [each.died for each in first] == [True] * 3
+    second = [watch.add(None, (1 << 30) + 7 + rank) for rank in range(2)]
+    says(watch, second[1], rank=1, world=2, attempt=0)
+    says(watch, second[0], rank=0, world=2, attempt=0)
+    assert watch.ranks() == dict(enumerate(second)) and watch.all_seen()
+    assert watch.failed_at is None and watch.processes == second
+
+
+def test_of_two_with_one_number_the_living_is_the_rank_and_a_failure_is_kept(watch):
+    lives, dead, late = watch.add(0, (1 << 30) + 1), watch.add(0, (1 << 30) + 2), watch.add(None, 1 << 30)
+    says(watch, dead)
+    says(watch, late, rank=1, world=2)
+    assert watch.ranks() == {0: lives, 1: late} and watch.failed_at is None
+    lives.ended = True
+    watch.failed_at = 1.0
+    says(watch, watch.add(None, (1 << 30) + 3), rank=2, world=3)
+    assert watch.failed_at == 1.0 and sorted(watch.ranks()) == [0, 1, 2]

@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -144,6 +143,7 @@ def _as_shells_say(code: int) -> int:
 
 def _in_foreground() -> bool:
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):  # no terminal, or no standard input
+        with open("/dev/tty", "rb", buffering=0) as terminal:  # the standard input may be a file
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:  # no terminal
         return False

@@ -99,7 +99,7 @@ def _mark(ranks: list[Whereabouts], failure: Failure) -> None:
 
 def _told(error: RankError) -> RankError:
     """Take back an accusation of a rank that itself waits for something that is not seen; name our own option."""
-    words = str(error).replace("timeout_s", "--limit")
+    words = re.sub(r"(rank\s+was\s+only\s+slow,\s+raise\s+)timeout_s", r"\1--limit", str(error))  # not in the program's
     blamed = next((w for w in error.ranks if w.rank == error.rank), None)
     unseen = blamed and (blamed.oddities or _waits(blamed) or blamed.status == "silent" and not blamed.line)
     if error.code == "absent" and unseen:
@@ -152,7 +152,7 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
     if (found.status == "silent" or process.ended and not told) and stacks.exists():
         found.line = line_in_dump(stacks.read_text())
     world = tuple(range(process.world or 1))
-    calls = [call for each in told.get("made", []) if (call := collective(each, told["groups"], rank, world))]
+    calls = [call for each in batched(told.get("made", [])) if (call := collective(each, told["groups"], rank, world))]
     if (pending := _pending(told.get("pending"), rank, world)) and not any(c.op in MESSAGES for c in calls):
         calls.append(pending)
     found.recent = [c if c.line or c.finished else replace(c, line=found.line) for c in calls]
@@ -160,6 +160,17 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
         found.entered[call.channel] = max(call.seq, found.entered.get(call.channel, 0))
         found.members[call.channel] = call.members
     return found
+
+
+def batched(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give the messages of one `batch_isend_irecv` the state of the whole: NCCL's recorder follows that alone."""
+
+    def key(call: dict[str, Any]) -> tuple:
+        return *call["process_group"], call.get("collective_seq_id"), call.get("p2p_seq_id")
+
+    whole = {key(call): call for call in made if call["profiling_name"] == "nccl:coalesced"}
+    same = [(call, whole.get(key(call), call)) for call in made]
+    return [call | {"state": of["state"], "retired": of["retired"]} if call["is_p2p"] else call for call, of in same]
 
 
 def collective(

@@ -144,6 +144,15 @@ def test_a_message_in_a_group_of_which_nothing_is_known_is_left_out(watch):
     assert report.collective(strange, {"0": [0, 1, 2]}, 0, (0, 1, 2)) is None
 
 
+@pytest.mark.parametrize(("state", "waiting"), [("completed", 0), ("started", 1)])
+def test_messages_of_a_batch_have_the_state_of_the_whole(watch, state, waiting):
+    batch = {"is_p2p": True, "p2p_seq_id": 3}
+    whole = call("nccl:coalesced", state=state, **batch)
+    rank = watch.add(0, [call("nccl:send 0->1", **batch), whole, call("nccl:recv 0<-1", is_p2p=True, p2p_seq_id=4)])
+    found = report.whereabouts(rank, watch.folder).recent
+    assert [each.op for each in found] == ["send"] * waiting + ["recv"]
+
+
 def test_a_signal_without_a_name_has_its_number(watch):
     watch.add(0, [], ended=True, code=-59, order=1.0)
     assert "signal 59" in str(report.failed(watch))

@@ -35,10 +35,12 @@ def main(argv: list[str]) -> int:
     if not command or not (options.limit > 0 and math.isfinite(options.limit)):
         parser.error("which program? Give it after --, such as: -- torchrun --nproc-per-node 4 train.py"
                      if not command else "--limit must be a number of seconds, more than 0")  # fmt: skip
-    from ddp_course.observe.program import run
+    from ddp_course.observe.program import NotStarted, run
 
     try:
         return run(command, options.limit, lambda text: print(f"\nddp-course run: {text}", file=sys.stderr, flush=True))
+    except NotStarted as error:
+        print(f"{command[0]}: cannot be started: {in_words(error.__cause__)}", file=sys.stderr)
     except OSError as error:
-        print(f"{command[0]}: cannot be started: {in_words(error)}", file=sys.stderr)
-        return 2
+        print(f"ddp-course run: cannot watch: {in_words(error)}", file=sys.stderr)
+    return 2

@@ -26,13 +26,22 @@ from ddp_course.observe.watch import Watch
 INSIDE = Path(__file__).with_name("inside")
 VARIABLE = "DDP_COURSE_RUN"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+LONGEST_FOLDER = 75  # letters: a socket's path has up to 103, and a name is added
 HUNG = 124  # as the command `timeout` has it
 END_LIMIT_S = 10.0  # after SIGTERM
+NONE_SEEN = (
+    "no rank of it was seen, so nothing will be said of it. Either it starts none on this machine, or they run in a "
+    "container, under python -E or -I, or a script sets PYTHONPATH anew."
+)
 CONCLUSIONS = {
     "hung": "No rank moved, so the program was ended.",
     "waits": "A rank still computes, so the program is left to run.",
     "unseen": "Ranks that are not seen here may move, so the program is left to run.",
 }
+
+
+class NotStarted(Exception):
+    """The command cannot be started, for the reason that is its cause."""
 
 
 def run(command: Sequence[str], limit_s: float, say: Callable[[str], None]) -> int:
@@ -41,9 +50,11 @@ def run(command: Sequence[str], limit_s: float, say: Callable[[str], None]) -> i
     Returns:
         Its exit status; 128 and its number if a signal has ended it; `HUNG` if it did not move and was ended.
     Raises:
-        OSError: the command cannot be started.
+        NotStarted: the command cannot be started.
+        OSError: it cannot be watched, as without room for a folder.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ddp-run-"))  # for this user alone
+    short = len(os.fsencode(tempfile.gettempdir())) <= LONGEST_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="ddp-run-", dir=None if short else "/tmp"))  # for this user alone
     cleaner = janitor.start(str(folder))
     try:
         watch = Watch(folder, limit_s)
@@ -79,7 +90,10 @@ class _Run:
         watch.when(self.rung, self.signalled)
         self.mark = f"{VARIABLE}={watch.folder}"
         environment = os.environ | {"PYTHONPATH": path, VARIABLE: str(watch.folder)}
-        self.child = subprocess.Popen(command, env=environment)
+        try:
+            self.child = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise NotStarted(error) from error
 
     def signalled(self, numbers: bytes) -> None:
         """Pass signals on; Ctrl-C has reached the command already if both stand in the terminal's foreground."""
@@ -102,7 +116,10 @@ class _Run:
             self.watch.listen(END_LIMIT_S if self.stopped else self.watch.until_next())
             if self.stopped or self.watch.until_next() > 0:
                 continue
-            if found := self.watch.found():
+            found = self.watch.found()
+            if found == "none":
+                self.say(NONE_SEEN)
+            elif found:
                 told = self.told(CONCLUSIONS[found])
                 if found == "hung":
                     self.end()  # first: what a launcher says of being ended would bury the report

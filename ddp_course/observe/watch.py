@@ -132,7 +132,8 @@ class Watch:
         self.door.bind(f"{folder}/socket")
         self.door.listen(128)
         self.selector.register(self.door, selectors.EVENT_READ)
-        self._next = time.monotonic() + limit_s / ASKED_IN_LIMIT
+        self._began: float | None = time.monotonic()  # None once the limit has passed since
+        self._next = self._began + limit_s / ASKED_IN_LIMIT
 
     def close(self) -> None:
         for each in (self.door, *(process.link for process in self.processes), self.selector):
@@ -238,6 +239,7 @@ class Watch:
         """Ask how far all are, and return what is wrong.
 
         Returns:
+            "none": no rank has been seen, which is told once;
             "hung": no rank moves; "waits": one waits for another that does; "unseen": no rank that is seen here moves,
             and others are elsewhere; or "". The second and the third are told once of the same wait.
         """
@@ -251,6 +253,10 @@ class Watch:
             each.computes(used.get(each.pid, each.seconds))
         still = [each for each in living if now - each.moved >= self.limit_s]
         new = {(each.pid, each.moved) for each in still if each.waits} - self._told
+        if self._began is not None and now - self._began >= self.limit_s:
+            self._began = None
+            if not any(each.rank is not None for each in self.processes):
+                return "none"
         if living and len(still) == len(living) and self.all_seen():
             return "hung"
         if new and (len(still) == len(living) or any(now - each.moved < self.limit_s / 2 for each in living)):
@@ -268,6 +274,7 @@ class Watch:
         """Take out the time in which this process did not run: its job was suspended, and the ranks with it."""
         for each in self.processes:
             each.moved, each._checked = each.moved + seconds, each._checked + seconds
+        self._began = self._began and self._began + seconds
         self._told = {(pid, moved + seconds) for pid, moved in self._told}
 
 

@@ -84,6 +84,12 @@ def test_a_signal_is_passed_on_when_watching_has_failed(monkeypatch, folders):
     assert len(said) == 1 and "ZeroDivisionError" in said[0]
 
 
+def test_a_long_path_to_temporary_files_is_no_hindrance(tmp_path):
+    long = tmp_path / ("long" * 25)
+    long.mkdir()
+    assert under("--", "sh", "-c", "exit 9", env=os.environ | {"TMPDIR": str(long)}).returncode == 9
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_the_program_and_is_no_failure_of_it(number, folders):
     program = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit(3))\nprint('up', flush=True)"

@@ -119,3 +119,11 @@ def test_of_two_with_one_number_the_living_is_the_rank_and_a_failure_is_kept(wat
     watch.failed_at = 1.0
     says(watch, watch.add(None, (1 << 30) + 3), rank=2, world=3)
     assert watch.failed_at == 1.0 and sorted(watch.ranks()) == [0, 1, 2]
+
+
+def test_that_no_rank_was_seen_is_told_once(watch):
+    for rank, told in ((None, ["none", ""]), (0, ["", ""])):
+        watch.processes.clear()
+        watch.add(rank, 1 << 30)
+        watch._began = time.monotonic() - 6
+        assert [watch.found(), watch.found()] == told

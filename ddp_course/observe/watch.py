@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_course.observe.system import exit_status, processor_seconds, stat
+
 ANSWER_S = 20.0  # for all to say where they are: torch takes more than a second of a core to find its calls' lines
 COMPUTES = 0.02  # of a core: less is what threads do that only look after something
 ASKED_IN_LIMIT = 4  # times
 LONGEST_S = 3600.0  # that is waited in one go: the system takes no number as large as one likes
-SETTLE_S = 0.3  # for an ended process to be seen as such
-EXITING = 4  # Linux's flag of a process that is about to go
+SETTLE_S = 0.3  # for a stack to be written
 
 
 @dataclass(eq=False)
@@ -181,7 +182,7 @@ class Watch:
             self.selector.unregister(process.link)
             process.link.close()
             process.ended, process.code = True, exit_status(process.pid)
-            if process.code is None and _stat(process.pid):  # it has become another program
+            if process.code is None and stat(process.pid):  # it has become another program
                 self.processes.remove(process)
                 return
             process.order = process.order or time.monotonic()
@@ -276,36 +277,3 @@ class Watch:
             each.moved, each._checked = each.moved + seconds, each._checked + seconds
         self._began = self._began and self._began + seconds
         self._told = {(pid, moved + seconds) for pid, moved in self._told}
-
-
-# --- Processes, as Linux tells of them -------------------------------------------------------------------
-
-
-def _stat(pid: int | str) -> list[str]:
-    """The fields of a process from its state on; none if it is gone, or the system has no such files."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def exit_status(pid: int) -> int | None:
-    """How a process that is ending ends, if it can still be seen: its parent alone is told."""
-    deadline = time.monotonic() + SETTLE_S
-    while (fields := _stat(pid)) and time.monotonic() < deadline:
-        if fields[0] in "ZX" or int(fields[6]) & EXITING:
-            return os.waitstatus_to_exitcode(int(fields[49]))
-        time.sleep(0.001)
-    return None
-
-
-def processor_seconds() -> dict[int, float]:
-    """Of each process that runs here, what it and all that it has started have used; nothing where no system says."""
-    if not os.path.isdir("/proc"):
-        return {}
-    stats = {int(pid): fields for pid in os.listdir("/proc") if pid.isdigit() and (fields := _stat(pid))}
-    ticks = {pid: sum(map(int, fields[11:15])) for pid, fields in stats.items()}
-    for pid in sorted(stats, reverse=True):  # children have higher numbers, but for the moment when these wrap
-        if (parent := int(stats[pid][1])) in ticks:
-            ticks[parent] += ticks[pid]
-    return {pid: count / os.sysconf("SC_CLK_TCK") for pid, count in ticks.items()}

@@ -7,6 +7,7 @@ ddp-course run --limit 60 -- python train.py             # one that starts its r
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 
 from ddp_course.cli import in_words
@@ -31,13 +32,15 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if not command or options.limit <= 0:
+    if not command or not (options.limit > 0 and math.isfinite(options.limit)):
         parser.error("which program? Give it after --, such as: -- torchrun --nproc-per-node 4 train.py"
-                     if not command else "--limit must be more than 0 s")  # fmt: skip
-    from ddp_course.observe.program import run
+                     if not command else "--limit must be a number of seconds, more than 0")  # fmt: skip
+    from ddp_course.observe.program import NotStarted, run
 
     try:
         return run(command, options.limit, lambda text: print(f"\nddp-course run: {text}", file=sys.stderr, flush=True))
+    except NotStarted as error:
+        print(f"{command[0]}: cannot be started: {in_words(error.__cause__)}", file=sys.stderr)
     except OSError as error:
-        print(f"{command[0]}: cannot be started: {in_words(error)}", file=sys.stderr)
-        return 2
+        print(f"ddp-course run: cannot watch: {in_words(error)}", file=sys.stderr)
+    return 2

@@ -190,6 +190,11 @@ def died(
     return RankError("start" if starting else "died", rank, f"{text}\n  it was at {line}" if line else text, ranks)
 
 
+def signal_name(number: int) -> str:
+    """SIGSEGV, or the number of a signal that has no name, as most real-time signals."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def why_died(exitcode: int | None) -> str:
     """Say what an exit code of `multiprocessing` means, and what usually causes it; None if only the launcher knows."""
     if exitcode is None:
@@ -200,7 +205,7 @@ def why_died(exitcode: int | None) -> str:
             "use fewer ranks or a smaller batch, and look at the system's log"
         )
     if exitcode < 0:
-        name = signal.Signals(-exitcode).name
+        name = signal_name(-exitcode)
         return f"killed by {name}, a crash in compiled code or a signal from outside; its last words are in its output"
     return (
         f"it ended itself with exit status {exitcode}, neither returning nor raising; look for sys.exit, os._exit or a "

@@ -30,6 +30,8 @@ from ddp_course.observe.watch import Process, Watch
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
            "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (.+)')
+_TRACEBACK = "Traceback (most recent call last):"
+_OF_TALKING = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistQueueEmptyError")  # torch's
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _WAITS = re.compile(r"\bwait\(|\b(?:send|recv)|store\b|monitored_barrier")  # for some rank that nothing shows
 _NOT_SEEN = (
@@ -78,7 +80,7 @@ def failed(watch: Watch) -> RankError | None:
     if not dead:
         return None
     code = dead[0].code or 0
-    how = f"with exit status {code}" if code > 0 else f"by {signal.Signals(-code).name}" if code else "unseen"
+    how = f"with exit status {code}" if code > 0 else f"by {failure_report.signal_name(-code)}" if code else "unseen"
     text = (
         f"rank {dead[0].rank} of {len(ranks)} was the first to end, {how}; its own words are in its output\n"
         "It may have followed another: gloo and NCCL abort a rank that has waited too long, or whose peer brought a "
@@ -97,7 +99,7 @@ def _mark(ranks: list[Whereabouts], failure: Failure) -> None:
 
 def _told(error: RankError) -> RankError:
     """Take back an accusation of a rank that itself waits for something that is not seen; name our own option."""
-    words = str(error).replace("timeout_s", "--limit")
+    words = re.sub(r"(rank\s+was\s+only\s+slow,\s+raise\s+)timeout_s", r"\1--limit", str(error))  # not in the program's
     blamed = next((w for w in error.ranks if w.rank == error.rank), None)
     unseen = blamed and (blamed.oddities or _waits(blamed) or blamed.status == "silent" and not blamed.line)
     if error.code == "absent" and unseen:
@@ -150,7 +152,7 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
     if (found.status == "silent" or process.ended and not told) and stacks.exists():
         found.line = line_in_dump(stacks.read_text())
     world = tuple(range(process.world or 1))
-    calls = [call for each in told.get("made", []) if (call := collective(each, told["groups"], rank, world))]
+    calls = [call for each in batched(told.get("made", [])) if (call := collective(each, told["groups"], rank, world))]
     if (pending := _pending(told.get("pending"), rank, world)) and not any(c.op in MESSAGES for c in calls):
         calls.append(pending)
     found.recent = [c if c.line or c.finished else replace(c, line=found.line) for c in calls]
@@ -158,6 +160,17 @@ def whereabouts(process: Process, folder: Path) -> Whereabouts:
         found.entered[call.channel] = max(call.seq, found.entered.get(call.channel, 0))
         found.members[call.channel] = call.members
     return found
+
+
+def batched(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give the messages of one `batch_isend_irecv` the state of the whole: NCCL's recorder follows that alone."""
+
+    def key(call: dict[str, Any]) -> tuple:
+        return *call["process_group"], call.get("collective_seq_id"), call.get("p2p_seq_id")
+
+    whole = {key(call): call for call in made if call["profiling_name"] == "nccl:coalesced"}
+    same = [(call, whole.get(key(call), call)) for call in made]
+    return [call | {"state": of["state"], "retired": of["retired"]} if call["is_p2p"] else call for call, of in same]
 
 
 def collective(
@@ -178,12 +191,13 @@ def collective(
         "entered_ns": call["time_created_ns"],
         "line": _line(call.get("at")),
     }
-    if message := _MESSAGE.match(operation):
+    message = _MESSAGE.match(operation)
+    if message and max(int(message[2]), int(message[3])) < len(members):
         a, b = members[int(message[2])], members[int(message[3])]
         ends = (a, b) if message[1] == "send" else (b, a)
         return None if finished else Collective(0, 1, message[1], members=ends, **same)
     number = number_of(call)
-    if call["is_p2p"] or number is None or rank not in members:
+    if message or call["is_p2p"] or number is None or rank not in members:
         return None
     return Collective(number, number, operation, members=members, **same)
 
@@ -201,16 +215,29 @@ def _failure(process: Process, rank: int) -> Failure:
     """An exception that ended a process, or, as torch's spawn tells in the process that called it, one of its ranks."""
     said = process.raised
     kind, text, at, frames = said["kinds"][0], said["text"], said["at"], said["frames"]
+    kinds = [*said["kinds"]]
     if said["child"]:
-        frames = [(*frame, linecache.getline(frame[0], int(frame[1])).strip()) for frame in _FRAME.findall(text)]
+        found, kind, text = _shown(text)
+        frames = [(*frame, linecache.getline(frame[0], int(frame[1])).strip()) for frame in found]
         frames = [frame for frame in frames if "site-packages" not in frame[0]]
-        at, (kind, _, text) = frames[-1] if frames else None, text.strip().rpartition("\n")[2].partition(": ")
+        at = frames[-1] if frames else None
+        kinds += [kind] + ["DistError"] * (kind in _OF_TALKING)
     stack = traceback.StackSummary.from_list(
         [traceback.FrameSummary(name, int(number), function, line=source) for name, number, function, source in frames]
     )
     story = "\n".join([*own_story(stack), in_short(f"{kind}: {text}")])
-    talking = tells_of_talking([*said["kinds"], kind], text)
-    return Failure(rank, kind, text, story, said["shown"], talking, _line(at))
+    return Failure(rank, kind, text, story, said["shown"], tells_of_talking(kinds, text), _line(at))
+
+
+def _shown(traceback: str) -> tuple[list[tuple[str, str, str]], str, str]:
+    """The frames, the type without its module, and the text of the last exception in a traceback as Python shows it."""
+    lines = traceback.strip().splitlines()
+    last = max((number for number, line in enumerate(lines) if line == _TRACEBACK), default=-1)
+    end = next((n for n in range(last + 1, len(lines)) if not lines[n].startswith(" ")), len(lines))
+    kind, _, text = "\n".join(lines[end:]).partition(": ")
+    if not re.fullmatch(r"[\w.<>]+", kind):  # an exception without a text, but with notes
+        kind, _, text = "\n".join(lines[end:]).partition("\n")
+    return _FRAME.findall("\n".join(lines[last + 1 : end])), kind.rpartition(".")[2], text
 
 
 def _line(told: Sequence[Any] | None) -> Line | None:

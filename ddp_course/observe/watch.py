@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_course.observe.system import exit_status, processor_seconds, stat
+
 ANSWER_S = 20.0  # for all to say where they are: torch takes more than a second of a core to find its calls' lines
 COMPUTES = 0.02  # of a core: less is what threads do that only look after something
 ASKED_IN_LIMIT = 4  # times
-SETTLE_S = 0.3  # for an ended process to be seen as such
-EXITING = 4  # Linux's flag of a process that is about to go
+LONGEST_S = 3600.0  # that is waited in one go: the system takes no number as large as one likes
+SETTLE_S = 0.3  # for a stack to be written
 
 
 @dataclass(eq=False)
@@ -45,6 +47,7 @@ class Process:
     ended: bool = False
     code: int | None = None  # exit status; negative for a signal; None if nobody saw it
     order: float = 0.0  # when it raised or ended
+    began: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     waits: bool = False  # torch has calls that are not complete
     answered: bool = True
@@ -75,14 +78,14 @@ class Process:
         if not new:
             raise EOFError
         *lines, self._unread = (self._unread + new).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [said for line in lines if (said := _parsed(line))]
 
     def note(self, said: dict[str, Any]) -> None:
         self.pid, self.parent = said["pid"], said["parent"]
         self.rank, self.world = said.get("rank", self.rank), said.get("world", self.world)
         self.attempt = said.get("attempt", self.attempt)
+        self.answered = self.answered or said["what"] in ("moves", "where")
         if said["what"] == "moves":
-            self.answered = True
             at = (said.get("stack"), said.get("calls"))
             if at != self._at:
                 self._at, self.moved = at, time.monotonic()
@@ -100,6 +103,14 @@ class Process:
         elapsed, self._checked = now - self._checked, now
         if used > COMPUTES * elapsed and not (self.waits and self.answered):
             self.moved = now
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None of half a line, which a process leaves that could not send the rest in time."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def incomplete(recorded: str) -> bool:
@@ -122,7 +133,8 @@ class Watch:
         self.door.bind(f"{folder}/socket")
         self.door.listen(128)
         self.selector.register(self.door, selectors.EVENT_READ)
-        self._next = time.monotonic() + limit_s / ASKED_IN_LIMIT
+        self._began: float | None = time.monotonic()  # None once the limit has passed since
+        self._next = self._began + limit_s / ASKED_IN_LIMIT
 
     def close(self) -> None:
         for each in (self.door, *(process.link for process in self.processes), self.selector):
@@ -133,11 +145,11 @@ class Watch:
         self.selector.register(link, selectors.EVENT_READ, lambda: call(link.recv(4096)))
 
     def ranks(self) -> dict[int, Process]:
-        """The ranks of the newest attempt; a worker that a rank has started bears the rank's number, and is none."""
+        """The ranks of the newest attempt, the newest living of each number; a worker of a rank bears its number."""
         known = [each for each in self.processes if each.rank is not None and each.attempt == self.attempt]
         by_pid = {each.pid: each for each in known}
         heads = [each for each in known if getattr(by_pid.get(each.parent), "rank", None) != each.rank]
-        return {each.rank: each for each in sorted(heads, key=lambda each: (each.rank, -each.pid))}
+        return {each.rank: each for each in sorted(heads, key=lambda each: (each.rank, not each.ended))}
 
     def all_seen(self) -> bool:
         """Whether no rank is on another machine, or unknown."""
@@ -147,7 +159,7 @@ class Watch:
 
     def listen(self, wait_s: float) -> None:
         """Take in what is said within `wait_s`, or until something is."""
-        for key, _ in self.selector.select(max(0.0, wait_s)):
+        for key, _ in self.selector.select(min(max(0.0, wait_s), LONGEST_S)):
             if key.fileobj is self.door:
                 link, _ = self.door.accept()
                 self.processes.append(Process(link))
@@ -170,14 +182,18 @@ class Watch:
             self.selector.unregister(process.link)
             process.link.close()
             process.ended, process.code = True, exit_status(process.pid)
+            if process.code is None and stat(process.pid):  # it has become another program
+                self.processes.remove(process)
+                return
             process.order = process.order or time.monotonic()
             if process.died and process in self.ranks().values():
                 self._failed()
-            if process.code is None and _stat(process.pid):  # it has become another program
-                self.processes.remove(process)
             return
         for each in said:
+            before = process.rank
             process.note(each)
+            if process.rank != before:
+                self._begin_again(process)
             if process.attempt > self.attempt:
                 self.attempt, self.failed_at = process.attempt, None
             if each["what"] == "raised" and (process in self.ranks().values() or each["child"]):
@@ -185,6 +201,13 @@ class Watch:
                 for other in (other for other in self.processes if other.pid == each["child"]):  # its parent knows
                     other.code = each["code"]
                     other.rank = each["index"] if other.rank is None else other.rank
+
+    def _begin_again(self, process: Process) -> None:
+        """Forget an earlier launch of the same command, if a rank of it bore this number and all of it have ended."""
+        ranks = [each for each in self.processes if each.rank is not None and each.began < process.began]
+        if any(each.rank == process.rank for each in ranks) and all(each.ended for each in ranks):
+            self.processes = [each for each in self.processes if each not in ranks]
+            self.attempt, self.failed_at = process.attempt, None
 
     def _failed(self) -> None:
         """Something has failed: ask all others at once, since torchrun is about to end them."""
@@ -204,8 +227,8 @@ class Watch:
         while not all(each.told or each.ended for each in expected) and time.monotonic() < deadline:
             self.listen(deadline - time.monotonic())
         silent = [each for each in alive if not each.told]
-        for each in silent:
-            with suppress(ProcessLookupError, AttributeError):  # a system without such signals
+        for each in (each for each in silent if each.pid):  # 0, of one that has not said yet who it is, would be us
+            with suppress(OSError, AttributeError):  # a system without such signals
                 os.kill(each.pid, signal.SIGRTMAX - 5)
         if silent:
             time.sleep(SETTLE_S)  # it gives no sign when it is done
@@ -217,55 +240,40 @@ class Watch:
         """Ask how far all are, and return what is wrong.
 
         Returns:
+            "none": no rank has been seen, which is told once;
             "hung": no rank moves; "waits": one waits for another that does; "unseen": no rank that is seen here moves,
             and others are elsewhere; or "". The second and the third are told once of the same wait.
         """
         now, used = time.monotonic(), processor_seconds()
-        self._next = now + self.limit_s / ASKED_IN_LIMIT
+        late, self._next = now - self._next, now + self.limit_s / ASKED_IN_LIMIT
+        if late > self.limit_s / ASKED_IN_LIMIT:
+            self._stood_still(late)
+            return self._ask_all()
         living = [each for each in self.ranks().values() if not each.ended]
         for each in living:
             each.computes(used.get(each.pid, each.seconds))
         still = [each for each in living if now - each.moved >= self.limit_s]
         new = {(each.pid, each.moved) for each in still if each.waits} - self._told
+        if self._began is not None and now - self._began >= self.limit_s:
+            self._began = None
+            if not any(each.rank is not None for each in self.processes):
+                return "none"
         if living and len(still) == len(living) and self.all_seen():
             return "hung"
         if new and (len(still) == len(living) or any(now - each.moved < self.limit_s / 2 for each in living)):
             self._told |= new
             return "unseen" if len(still) == len(living) else "waits"
+        return self._ask_all()
+
+    def _ask_all(self) -> str:
         for each in self.processes:
             if not each.ended:
                 each.ask(b"?")
         return ""
 
-
-# --- Processes, as Linux tells of them -------------------------------------------------------------------
-
-
-def _stat(pid: int | str) -> list[str]:
-    """The fields of a process from its state on; none if it is gone, or the system has no such files."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def exit_status(pid: int) -> int | None:
-    """How a process that is ending ends, if it can still be seen: its parent alone is told."""
-    deadline = time.monotonic() + SETTLE_S
-    while (fields := _stat(pid)) and time.monotonic() < deadline:
-        if fields[0] in "ZX" or int(fields[6]) & EXITING:
-            return os.waitstatus_to_exitcode(int(fields[49]))
-        time.sleep(0.001)
-    return None
-
-
-def processor_seconds() -> dict[int, float]:
-    """Of each process that runs here, what it and all that it has started have used; nothing where no system says."""
-    if not os.path.isdir("/proc"):
-        return {}
-    stats = {int(pid): fields for pid in os.listdir("/proc") if pid.isdigit() and (fields := _stat(pid))}
-    ticks = {pid: sum(map(int, fields[11:15])) for pid, fields in stats.items()}
-    for pid in sorted(stats, reverse=True):  # children have higher numbers, but for the moment when these wrap
-        if (parent := int(stats[pid][1])) in ticks:
-            ticks[parent] += ticks[pid]
-    return {pid: count / os.sysconf("SC_CLK_TCK") for pid, count in ticks.items()}
+    def _stood_still(self, seconds: float) -> None:
+        """Take out the time in which this process did not run: its job was suspended, and the ranks with it."""
+        for each in self.processes:
+            each.moved, each._checked = each.moved + seconds, each._checked + seconds
+        self._began = self._began and self._began + seconds
+        self._told = {(pid, moved + seconds) for pid, moved in self._told}

@@ -64,7 +64,30 @@ def test_a_command_that_is_no_python_passes_its_status_on(folders):
     assert [under("--", "sh", "-c", words).returncode for words in ("exit 0", "exit 9", "kill -9 $$")] == [0, 9, 137]
     missing = under("--", "no-such-command")
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1) and "no-such-command: cannot" in missing.stderr
-    assert [under(*words).returncode for words in ([], ["--limit", "0", "--", "true"])] == [2, 2]
+    wrong = [[], *(["--limit", limit, "--", "true"] for limit in ("0", "inf", "nan"))]
+    assert [under(*words).returncode for words in wrong] == [2] * 4
+    assert under("--limit", "1e12", "--", "sh", "-c", "exit 9").returncode == 9
+
+
+def test_a_signal_is_passed_on_when_watching_has_failed(monkeypatch, folders):
+    from ddp_course.observe import program
+
+    monkeypatch.setattr(program.Watch, "listen", lambda *_: 1 / 0)
+    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, *program.PASSED_ON)}
+    said = []
+    try:
+        command = ["sh", "-c", "trap 'exit 4' TERM; kill -TERM $PPID; for i in 1 2 3 4 5 6 7 8 9; do sleep 1; done"]
+        assert program.run(command, 60, said.append) == 4
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(said) == 1 and "ZeroDivisionError" in said[0]
+
+
+def test_a_long_path_to_temporary_files_is_no_hindrance(tmp_path):
+    long = tmp_path / ("long" * 25)
+    long.mkdir()
+    assert under("--", "sh", "-c", "exit 9", env=os.environ | {"TMPDIR": str(long)}).returncode == 9
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -100,6 +100,64 @@ def test_an_abort_or_a_caught_error_is_no_proof(watch):
     assert report.failed(watch).rank == 2
 
 
+SPAWNED = """
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/home/me/train.py", line 3, in inner
+    x = 1 / 0
+ZeroDivisionError: division by zero
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/site-packages/torch/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+  File "/home/me/train.py", line 9, in main
+    dist.all_reduce(x)
+    ^^^^^^^^^^^^^^^^^^
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind", "text", "talking"),
+    [
+        ("torch.distributed.DistBackendError: NCCL error\nnote: see\nLast error: gone", "DistBackendError",
+         "NCCL error\nnote: see\nLast error: gone", True),
+        ("torch.distributed.DistStoreError: wait timeout", "DistStoreError", "wait timeout", True),
+        ("ValueError: two lines\n\nTry: this", "ValueError", "two lines\n\nTry: this", False),
+        ("KeyboardInterrupt", "KeyboardInterrupt", "", False),
+        ("train.Stop\na note: of it", "Stop", "a note: of it", False),
+    ],
+)  # fmt: skip
+def test_the_exception_of_a_spawned_rank_is_read_from_its_traceback(watch, shown, kind, text, talking):
+    watch.add(0, [])
+    said = {"kinds": ["ProcessRaisedException", "ProcessException", "Exception"], "text": SPAWNED + shown, "at": None,
+            "frames": [], "shown": "", "child": 101}  # fmt: skip
+    failure = report._failure(watch.add(1, [], raised=said), 1)
+    assert (failure.error_type, failure.message, failure.talking) == (kind, text, talking)
+    assert (failure.line.filename, failure.line.number) == ("/home/me/train.py", 9)
+
+
+def test_a_message_in_a_group_of_which_nothing_is_known_is_left_out(watch):
+    strange = call("nccl:send 0->1", is_p2p=False, process_group=("7", "mine"))
+    assert report.collective(strange, {"0": [0, 1, 2]}, 0, (0, 1, 2)) is None
+
+
+@pytest.mark.parametrize(("state", "waiting"), [("completed", 0), ("started", 1)])
+def test_messages_of_a_batch_have_the_state_of_the_whole(watch, state, waiting):
+    batch = {"is_p2p": True, "p2p_seq_id": 3}
+    whole = call("nccl:coalesced", state=state, **batch)
+    rank = watch.add(0, [call("nccl:send 0->1", **batch), whole, call("nccl:recv 0<-1", is_p2p=True, p2p_seq_id=4)])
+    found = report.whereabouts(rank, watch.folder).recent
+    assert [each.op for each in found] == ["send"] * waiting + ["recv"]
+
+
+def test_a_signal_without_a_name_has_its_number(watch):
+    watch.add(0, [], ended=True, code=-59, order=1.0)
+    assert "signal 59" in str(report.failed(watch))
+
+
 def test_a_worker_of_a_rank_is_no_rank(watch):
     rank = watch.add(0, [])
     worker = watch.add(0, [])

@@ -12,6 +12,7 @@ Read next: `observe/watch.py`, which asks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -34,6 +35,7 @@ class Observer:
         self.link = socket.socket(socket.AF_UNIX)
         self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 2, 0))  # nobody may read
         self.link.connect(f"{folder}/socket")
+        self.inode = os.fstat(self.link.fileno()).st_ino
         self.stacks = open(f"{folder}/{os.getpid()}.stack", "w")  # noqa: SIM115  (lives as long as the process)
         if not faulthandler.is_enabled():
             faulthandler.enable(self.stacks)
@@ -46,11 +48,19 @@ class Observer:
 
     def answer(self) -> None:
         """Answer all questions, one byte each; the end of the socket is the end of `ddp-course run`."""
-        try:
-            while asked := self.link.recv(1):
+        with contextlib.suppress(OSError):
+            while self.is_open():
+                asked = self.link.recv(1)
+                if not asked:
+                    return
                 self.say("moves" if asked == b"?" else "where", asked == b"L")
+
+    def is_open(self) -> bool:
+        """Whether our socket's number is still ours: a daemon closes all files, and opens its own."""
+        try:
+            return os.fstat(self.link.fileno()).st_ino == self.inode
         except OSError:
-            return  # the program closes all files, as a daemon does
+            return False
 
     def say(self, what: str, lines: bool = False, **facts: object) -> None:
         """Send what is known now; of "moves", which is asked often, only what changes when a program goes on.
@@ -72,11 +82,10 @@ class Observer:
                 facts |= {"pending": self.pending(), **calls(lines)}
         except Exception as error:  # torch's own parts may be half imported, or half gone
             facts["unknown"] = f"{type(error).__name__}: {error}"
-        with self.lock:
-            try:
-                self.link.sendall(json.dumps(facts, default=str).encode() + b"\n")
-            except OSError:
-                return  # nobody listens any more
+        line = json.dumps(facts, default=str).encode() + b"\n"
+        with self.lock, contextlib.suppress(OSError):  # nobody listens any more
+            if self.is_open():
+                self.link.sendall(line)
 
     def ends(self) -> None:
         if not self.interrupted:
@@ -113,7 +122,10 @@ class Observer:
         """Let go of everything, in a process that was forked from the one that is watched."""
         import atexit
 
-        self.link.close()  # else its end would not be seen in the parent's
+        if self.is_open():
+            self.link.close()  # else its end would not be seen in the parent's
+        else:
+            self.link.detach()  # its number is another file's, or none's
         atexit.unregister(self.ends)
         if sys.excepthook == self.raised:
             sys.excepthook = self.before
@@ -222,16 +234,16 @@ def line_of(frames: list[tuple[str, int, str]]) -> list | None:
 
 def start(folder: str) -> None:
     """Watch this process; one that it forks, too, unless this is a rank, whose workers are none."""
-    try:
-        observer = Observer(folder)
-    except OSError:
-        return  # `ddp-course run` has ended
+    watching = [Observer(folder)]  # none or one
 
     def forked() -> None:
-        observer.leave()
+        for observer in watching:
+            observer.leave()
+        watching.clear()
         dist = sys.modules.get("torch.distributed")
         if "RANK" not in os.environ and not (dist and getattr(dist, "is_initialized", bool)()):
-            start(folder)
+            with contextlib.suppress(Exception):  # as at the start
+                watching.append(Observer(folder))
 
     os.register_at_fork(after_in_child=forked)
 
@@ -241,10 +253,11 @@ def step_aside() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     if "RANK" in os.environ:  # its own children are workers
-        rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)[1:]
-        del os.environ[FOLDER], os.environ["PYTHONPATH"]
+        entries = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+        rest = os.pathsep.join(entry for entry in entries if os.path.abspath(entry or ".") != here)
+        del os.environ[FOLDER]
         if rest:
-            os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+            os.environ["PYTHONPATH"] = rest
     ours = sys.modules.pop(__name__)
     try:
         __import__(__name__)
@@ -255,5 +268,9 @@ def step_aside() -> None:
 
 
 if __name__ == "sitecustomize" and FOLDER in os.environ:
-    start(os.environ[FOLDER])
-    step_aside()
+    try:
+        if sys.version_info >= (3, 9):  # noqa: UP036  (an older one may run beside the ranks, and is left alone)
+            with contextlib.suppress(Exception):  # no program is to suffer from us, as where `ddp-course run` has ended
+                start(os.environ[FOLDER])
+    finally:
+        step_aside()

@@ -54,7 +54,8 @@ def bucket_sizes() -> Moving:
             bar = (span.start_s / longest, span.end_s / longest, COLOURS[span.lane], says)
             rows["link" if span in sent else "model"].append(bar)
         size = f"a bucket closes at {cap // MIB} MiB" if cap else "each gradient is a bucket"
-        words = f"{size}: {len(sent)} all-reduce{'s' * (len(sent) > 1)}, a step of {step.step_s:.3f} s, {step.exposed_s:.3f} s of it exposed"
+        count = f"{len(sent)} all-reduce{'s' * (len(sent) > 1)}"
+        words = f"{size}: {count}, a step of {step.step_s:.3f} s, {step.exposed_s:.3f} s of it exposed"
         frames.append((words, rows))
     return Moving("bucket size", COLOURS, frames)
 

@@ -31,7 +31,7 @@ HUNG = 124  # as the command `timeout` has it
 END_LIMIT_S = 10.0  # after SIGTERM
 NONE_SEEN = (
     "no rank of it was seen, so nothing will be said of it. Either it starts none on this machine, or they run in a "
-    "container, under python -E or -I, or a script sets PYTHONPATH anew."
+    "container, under python -E or -I, or a script sets PYTHONPATH itself."
 )
 CONCLUSIONS = {
     "hung": "No rank moved, so the program was ended.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import psutil
 import pytest
@@ -17,6 +18,12 @@ from tests.warm.server import OF_PROGRAMS
 # seconds for it.
 processes._PRELOADED += ["ddp_course.rehearsal.stage", *OF_PROGRAMS]
 os.environ[progress.VARIABLE] = ""  # the tests' checks are nobody's progress
+
+
+def pytest_configure() -> None:
+    """A shell's background job starts with Ctrl-C ignored, and so would all that the tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -104,18 +104,17 @@ class Moving:
         return "\n".join(said for said, _ in self.frames)
 
     def _repr_html_(self) -> str:
-        return _html(self.name, self.colours, self.frames)
-
-
-def _html(name: str, colours: dict[str, str], frames: list[tuple[str, dict[str, list[Bar]]]]) -> str:
-    shown = [_frame(rows, hidden=number > 0) for number, (_, rows) in enumerate(frames)]
-    words = [f"<p{' hidden' * (number > 0)}>{escape(said)}</p>" for number, (said, _) in enumerate(frames)]
-    choose = "for (const kind of ['svg', 'p']) this.closest('figure').querySelectorAll(kind)"
-    choose += ".forEach((each, n) => each.toggleAttribute('hidden', n != this.value))"
-    field = f'<input type="range" min="0" max="{len(frames) - 1}" value="0" oninput="{choose}" style="width: 20em">'
-    marks = [f'<span style="color: {colour}">■</span> {escape(part)}' for part, colour in colours.items()]
-    lines = [f'<figure class="moving"><label>{escape(name)} {field}</label>', f"<div>{' &ensp; '.join(marks)}</div>"]
-    return "\n".join([*lines, *shown, *words, "</figure>\n"])
+        shown = [_frame(rows, hidden=number > 0) for number, (_, rows) in enumerate(self.frames)]
+        words = [f"<p{' hidden' * (number > 0)}>{escape(said)}</p>" for number, (said, _) in enumerate(self.frames)]
+        choose = "for (const kind of ['svg', 'p']) this.closest('figure').querySelectorAll(kind)"
+        choose += ".forEach((each, n) => each.toggleAttribute('hidden', n != this.value))"
+        field = f'<input type="range" min="0" max="{len(self.frames) - 1}" value="0" oninput="{choose}" style="width: 20em">'
+        marks = [f'<span style="color: {colour}">■</span> {escape(part)}' for part, colour in self.colours.items()]
+        lines = [
+            f'<figure class="moving"><label>{escape(self.name)} {field}</label>',
+            f"<div>{' &ensp; '.join(marks)}</div>",
+        ]
+        return "\n".join([*lines, *shown, *words, "</figure>\n"])
 
 
 def _frame(rows: dict[str, list[Bar]], hidden: bool) -> str:

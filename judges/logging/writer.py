@@ -262,7 +262,7 @@ WRITER = exercise(
                  "other steps, or nowhere, are to be fixed first"),
         "writer": ("rank 0 alone opens the file", 1, "one two", writer,
                    "one writer: rank 0 alone opens the file; ranks that share a file write over each other"),
-        "quiet": ("the ranks talk, and read a loss, only when a line is due", 1, "one two", quiet,
+        "quiet": ("the ranks communicate, and read a loss, only when a line is due", 1, "one two", quiet,
                   "reduce on all ranks, in every `every`-th step only, at most twice; between two lines, add tensors "
                   "up on each rank: item(), float(), print() and torch.tensor([loss, ...]) make Python wait for the "
                   "device"),

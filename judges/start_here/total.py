@@ -73,7 +73,7 @@ TOTAL = exercise(
     checks={
         "sum": ("every rank has the sum", 1, "three", value, WORDS),
         "others": ("another number of ranks, other numbers, also equal ones", 1, "others equal", value, WORDS),
-        "talk": ("the ranks talk", 1, "three others", communicates,
+        "talk": ("the ranks communicate", 1, "three others", communicates,
                  "no collective was called, so a rank knows its own value only"),
     },
 )  # fmt: skip

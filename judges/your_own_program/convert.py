@@ -25,7 +25,7 @@ def cases(rng: Random, folder: str) -> list[Round]:
 def trained(seen: Seen) -> list:
     """The weights that were saved last; and whether the ranks have shared the steps, or each has taken them alone."""
     often = "in each step" if len(seen["calls"]) >= STEPS * seen.case[1] else "less often than once a step"
-    return [f"the ranks talk {often}", saved()(seen)]
+    return [f"the ranks communicate {often}", saved()(seen)]
 
 
 MISTAKES = r"""

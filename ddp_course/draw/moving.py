@@ -108,7 +108,8 @@ class Moving:
         words = [f"<p{' hidden' * (number > 0)}>{escape(said)}</p>" for number, (said, _) in enumerate(self.frames)]
         choose = "for (const kind of ['svg', 'p']) this.closest('figure').querySelectorAll(kind)"
         choose += ".forEach((each, n) => each.toggleAttribute('hidden', n != this.value))"
-        field = f'<input type="range" min="0" max="{len(self.frames) - 1}" value="0" oninput="{choose}" style="width: 20em">'
+        most = len(self.frames) - 1
+        field = f'<input type="range" min="0" max="{most}" value="0" oninput="{choose}" style="width: 20em">'
         marks = [f'<span style="color: {colour}">■</span> {escape(part)}' for part, colour in self.colours.items()]
         lines = [
             f'<figure class="moving"><label>{escape(self.name)} {field}</label>',
